@@ -20,7 +20,7 @@ COPY src src
 
 FROM source AS build
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
-    cargo build --profile dist --locked --bin sluicegate --config 'profile.dist.strip="debuginfo"' \
+    cargo build --profile dist --locked --bin sluicegate --features jemalloc --config 'profile.dist.strip="debuginfo"' \
     && mkdir -p /out/bin \
     && cp target/dist/sluicegate /out/bin/sluicegate \
     # The program's name in the image of envoyproxy/ratelimit.
@@ -45,7 +45,7 @@ CMD ["cp", "/libsluicegate_envoy.so", "/modules/"]
 FROM source AS list
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     cargo install --locked cargo-cyclonedx --version 0.5.9 \
-    && cargo cyclonedx --format json --override-filename sluicegate
+    && cargo cyclonedx --format json --features jemalloc --override-filename sluicegate
 
 FROM scratch AS sbom
 COPY --from=list /build/sluicegate.json /

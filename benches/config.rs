@@ -15,12 +15,12 @@ use sluicegate::config::{Config, load};
 use sluicegate::kernel::units::Revision;
 
 /// Wraps the service's allocator, because page placement affects the cost of a lookup.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOC: AllocProfiler<tikv_jemallocator::Jemalloc> =
     AllocProfiler::new(tikv_jemallocator::Jemalloc);
 
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", feature = "jemalloc")))]
 #[global_allocator]
 static ALLOC: AllocProfiler = AllocProfiler::system();
 

@@ -35,7 +35,7 @@ mod remote_memory;
 use remote_memory::RemoteMemory;
 
 /// The binary's allocator.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

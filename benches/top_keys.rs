@@ -34,7 +34,7 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use service::{ARGUMENTS, LIMITS, Server, tokio};
 
 /// The binary's allocator.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -46,7 +46,7 @@ use tonic::metadata::MetadataMap;
 use service::{ARGUMENTS, LIMITS, Server, on_processor, question, tokio};
 
 /// The binary's allocator.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
@@ -145,7 +145,9 @@ fn ask(questions: u64, descriptors: u64) {
 /// The path of this bench without spans, built if necessary.
 fn without_spans() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["bench", "--locked", "--bench", "tracing", "--features", "no_spans", "--no-run"]);
+    let allocator = if cfg!(feature = "jemalloc") { ",jemalloc" } else { "" };
+    let features = format!("no_spans{allocator}");
+    cargo.args(["bench", "--locked", "--bench", "tracing", "--features", &features, "--no-run"]);
     let out = cargo.arg("--message-format=json").output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     let lines = String::from_utf8(out.stdout).unwrap();

@@ -27,7 +27,7 @@ use tonic::{Request, Response, Status};
 use service::{ARGUMENTS, CONNECTIONS, IN_FLIGHT, LIMITS, Server, tokio};
 
 /// The constant's server uses the service's allocator.
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

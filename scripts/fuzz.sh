@@ -5,7 +5,7 @@
 #   scripts/fuzz.sh 30              all of them, 30 seconds each
 #   scripts/fuzz.sh 600 yaml json   these two, ten minutes each
 #
-# Installs missing tools: cargo-fuzz into .tools, a C++ compiler and make with apt-get. Uses nightly
+# Installs missing tools: cargo-fuzz into .tools, a C++ compiler with apt-get. Uses nightly
 # if it is installed, otherwise this compiler with nightly flags enabled. The exit code is 1 after a
 # finding. Findings are in fuzz/artifacts; `cargo fuzz run TARGET FILE` reproduces one.
 set -Eeuo pipefail
@@ -26,15 +26,15 @@ mkdir -p "$logs"
 PATH="$PWD/.tools/cargo/bin:$PATH"
 
 install_compiler() {
-    command -v apt-get >/dev/null || { echo "no C++ compiler (c++) and make here: install both, such as g++ and GNU make" >&2; exit 2; }
+    command -v apt-get >/dev/null || { echo "no C++ compiler (c++) here: install one, such as g++" >&2; exit 2; }
     local root=()
     [ "$(id -u)" = 0 ] || root=(sudo)
     "${root[@]}" apt-get update -qq
-    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++ make
+    "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends g++
 }
 
-# The fuzzer's runtime is C++. The service's allocator is C and is built by make.
-{ command -v c++ && command -v make; } >/dev/null || install_compiler
+# The fuzzer's runtime is C++.
+command -v c++ >/dev/null || install_compiler
 if ! cargo fuzz --version 2>/dev/null | grep -qx "cargo-fuzz $fuzz_version"; then
     cargo install --locked --quiet --root .tools/cargo cargo-fuzz --version "$fuzz_version"
 fi

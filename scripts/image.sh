@@ -58,9 +58,9 @@ commands_of() {
 }
 commands=$(commands_of build)
 module_commands=$(commands_of build-module)
-grep -q 'cargo build --profile dist --locked --bin sluicegate ' <<<"$commands" &&
+grep -q 'cargo build --profile dist --locked --bin sluicegate --features jemalloc ' <<<"$commands" &&
     grep -q 'cargo build --profile dist --locked --package sluicegate-envoy ' <<<"$module_commands" ||
-    { echo "the Dockerfile does not build the dist profile" >&2; exit 1; }
+    { echo "the Dockerfile does not build the dist profile with jemalloc" >&2; exit 1; }
 
 if [ "${1:-}" = --compile ]; then
     mkdir -p target/image

@@ -32,7 +32,7 @@ check_fuzz() { run fuzz scripts/fuzz.sh "$fuzz_seconds"; }
 check_memory() { run memory scripts/memory.sh; }
 
 # Memory per key with ten million live GCRA keys.
-check_keys() { run keys cargo bench --locked --bench path -- keys; }
+check_keys() { run keys cargo bench --locked --features jemalloc --bench path -- keys; }
 
 # Ten thousand fault schedules for the coordinator of concurrency limits, and as many for engines.
 check_ceilings() {
@@ -93,10 +93,10 @@ check_image() { run image scripts/image.sh --compile; }
 check_walk() { run walk scripts/walk.sh; }
 
 # Stops Redis for a minute under load.
-check_stall() { run stall cargo bench --locked --bench backend -- stall; }
+check_stall() { run stall cargo bench --locked --features jemalloc --bench backend -- stall; }
 
 # All benches: the figures in docs and changes. `backend` starts its own redis-server.
-check_benches() { run benches cargo bench --locked; }
+check_benches() { run benches cargo bench --locked --features jemalloc; }
 
 checks=("$@")
 [ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway image walk)

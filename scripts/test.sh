@@ -17,9 +17,8 @@ command -v cargo >/dev/null || { echo "no cargo here: install Rust first, https:
 packages=()
 # need COMMAND_OR_FILE PACKAGE…
 need() { command -v "$1" >/dev/null || [ -e "$1" ] || packages+=("${@:2}"); }
-# The allocator and the cryptography are C. The allocator's build runs make.
+# The cryptography is C.
 need cc gcc libc6-dev
-need make make
 need redis-server redis-server
 need nginx nginx
 need /usr/lib/nginx/modules/ngx_http_lua_module.so libnginx-mod-http-lua

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use sluicegate::cli::{self, Terminal};
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 

@@ -8,23 +8,21 @@ use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
 use http_body_util::BodyExt as _;
-use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tonic::codegen::http::header::AUTHORIZATION;
-use tonic::codegen::http::{Method, Request, Response, StatusCode, Uri};
+use tonic::codegen::http::{Method, Request, StatusCode, Uri};
 
 use crate::cli::token_file;
 use crate::config::explain::Explanation;
 use crate::config::settings::SecretText;
-use crate::source::xds::with_causes;
+use crate::telemetry::with_causes;
 
 /// The admin port of a replica on this machine, with the default port.
 pub(super) const LOCAL_ADMIN_PORT: &str = "http://127.0.0.1:6070";
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_REPLY_BYTES: usize = 16 << 20;
-const HEX_DIGITS: &[u8; 16] = b"0123456789ABCDEF";
 /// The environment variable with the bearer token for the admin port. Every local user could see a
 /// command-line flag.
 const TOKEN_VARIABLE: &str = "SLUICEGATE_ADMIN_TOKEN";
@@ -43,7 +41,7 @@ pub(super) fn explain(
 ) -> Result<Explanation, String> {
     let hits = hits.to_string();
     let url = admin_url(server, "explain", domain, descriptors, &[("hits", &hits)])?;
-    let body = block_on_reply(server, CALL_TIMEOUT, send_request(Method::GET, &url))?;
+    let body = block_on_body(server, &url, send(Method::GET, &url))?;
     serde_json::from_slice(&body)
         .map_err(|error| format!("{server}: invalid reply to /explain: {error}"))
 }
@@ -61,12 +59,8 @@ pub(super) fn post_change(
     parameters: &[(&str, &str)],
 ) -> Result<String, String> {
     let url = admin_url(server, action, domain, descriptors, parameters)?;
-    let mut reply = String::from_utf8_lossy(&block_on_reply(
-        server,
-        CALL_TIMEOUT,
-        send_request(Method::POST, &url),
-    )?)
-    .into_owned();
+    let reply = block_on_body(server, &url, send(Method::POST, &url))?;
+    let mut reply = String::from_utf8_lossy(&reply).into_owned();
     if !reply.ends_with('\n') {
         reply.push('\n');
     }
@@ -83,7 +77,7 @@ pub(super) fn get_page(
     parameters: &[(&str, &str)],
 ) -> Result<Vec<u8>, String> {
     let url = page_url(server, path, parameters)?;
-    block_on_reply(server, CALL_TIMEOUT, send_request(Method::GET, &url))
+    block_on_body(server, &url, send(Method::GET, &url))
 }
 
 /// Reads the page `path` of the admin port `envoy` of an Envoy, without the service's token. Returns
@@ -102,8 +96,7 @@ pub(super) fn get_envoy_page(
         ));
     }
     let url = add_parameters(format!("{}/{path}", envoy.trim_end_matches('/')), parameters);
-    let reply = async { read_reply(&url, send(Method::GET, &url, None).await?, false).await };
-    block_on_reply(envoy, CALL_TIMEOUT, reply)
+    block_on_body(envoy, &url, send_with_token(Method::GET, &url, None))
 }
 
 fn page_url(server: &str, path: &str, parameters: &[(&str, &str)]) -> Result<String, String> {
@@ -112,7 +105,7 @@ fn page_url(server: &str, path: &str, parameters: &[(&str, &str)]) -> Result<Str
 
 fn add_parameters(mut url: String, parameters: &[(&str, &str)]) -> String {
     for (index, (name, value)) in parameters.iter().enumerate() {
-        url.extend([if index == 0 { "?" } else { "&" }, name, "=", &percent_encode(value)]);
+        url.extend([if index == 0 { "?" } else { "&" }, name, "=", &percent_encode(value, b"")]);
     }
     url
 }
@@ -130,7 +123,7 @@ pub(super) fn download(
 ) -> Result<(), String> {
     let url = page_url(server, path, parameters)?;
     let copy = async {
-        let mut body = send_streaming(&url).await?;
+        let mut body = send(Method::POST, &url).await?;
         while let Some(frame) = body.frame().await {
             let frame = frame.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
             if let Some(bytes) = frame.data_ref() {
@@ -140,17 +133,6 @@ pub(super) fn download(
         Ok(())
     };
     block_on_reply(server, patience, copy)
-}
-
-async fn send_streaming(url: &str) -> Result<Body, String> {
-    let (response, has_token) = request(Method::POST, url).await?;
-    let status = response.status();
-    let body = Body::new(response.into_body());
-    if status == StatusCode::OK {
-        return Ok(body);
-    }
-    let reason = to_bytes(body, MAX_REPLY_BYTES).await.unwrap_or_default();
-    Err(status_error(url, status, &reason, has_token))
 }
 
 fn is_http(server: &str) -> bool {
@@ -179,6 +161,19 @@ fn admin_url(
     page_url(server, path, &all.collect::<Vec<_>>())
 }
 
+fn block_on_body(
+    server: &str,
+    url: &str,
+    body: impl Future<Output = Result<Body, String>>,
+) -> Result<Vec<u8>, String> {
+    let read = async {
+        to_bytes(body.await?, MAX_REPLY_BYTES)
+            .await
+            .map_err(|error| format!("{url}: {}", with_causes(&error)))
+    };
+    block_on_reply(server, CALL_TIMEOUT, read).map(Vec::from)
+}
+
 fn block_on_reply<T>(
     server: &str,
     patience: Duration,
@@ -191,31 +186,32 @@ fn block_on_reply<T>(
         .map_err(|_elapsed| format!("{server}: no reply within {patience:?}"))?
 }
 
-async fn send_request(method: Method, url: &str) -> Result<Vec<u8>, String> {
-    let (response, has_token) = request(method, url).await?;
-    read_reply(url, response, has_token).await
+/// Sends a request to the service, with the bearer token if there is one. Returns the body of the
+/// reply.
+async fn send(method: Method, url: &str) -> Result<Body, String> {
+    send_with_token(method, url, token()?).await
 }
 
-async fn read_reply(
+async fn send_with_token(
+    method: Method,
     url: &str,
-    response: Response<Incoming>,
-    has_token: bool,
-) -> Result<Vec<u8>, String> {
-    let status = response.status();
-    let body = to_bytes(Body::new(response.into_body()), MAX_REPLY_BYTES).await;
-    let body = body.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
-    match status {
-        StatusCode::OK => Ok(body.into()),
-        _ => Err(status_error(url, status, &body, has_token)),
+    token: Option<SecretText>,
+) -> Result<Body, String> {
+    let mut request = Request::builder().method(method).uri(url);
+    if let Some(token) = &token {
+        request = request.header(AUTHORIZATION, format!("Bearer {}", token.reveal()));
     }
-}
-
-/// Sends a request with the bearer token, if there is one. Returns the head of the reply, and
-/// whether there was a token.
-async fn request(method: Method, url: &str) -> Result<(Response<Incoming>, bool), String> {
-    let token = token()?;
-    let response = send(method, url, token.as_ref().map(SecretText::reveal)).await?;
-    Ok((response, token.is_some()))
+    let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
+    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
+    let response = client.request(request).await;
+    let response = response.map_err(|error| format!("{url}: {}", with_causes(&error)))?;
+    let status = response.status();
+    let body = Body::new(response.into_body());
+    if status == StatusCode::OK {
+        return Ok(body);
+    }
+    let reason = to_bytes(body, MAX_REPLY_BYTES).await.unwrap_or_default();
+    Err(status_error(url, status, &reason, token.is_some()))
 }
 
 /// Returns the token in the environment, or in the file that it names.
@@ -232,20 +228,6 @@ fn token() -> Result<Option<SecretText>, String> {
     }
 }
 
-async fn send(
-    method: Method,
-    url: &str,
-    token: Option<&str>,
-) -> Result<Response<Incoming>, String> {
-    let mut request = Request::builder().method(method).uri(url);
-    if let Some(token) = token {
-        request = request.header(AUTHORIZATION, format!("Bearer {token}"));
-    }
-    let request = request.body(Body::empty()).map_err(|error| format!("{url}: {error}"))?;
-    let client = Client::builder(TokioExecutor::new()).build_http::<Body>();
-    client.request(request).await.map_err(|error| format!("{url}: {}", with_causes(&error)))
-}
-
 fn status_error(url: &str, status: StatusCode, body: &[u8], has_token: bool) -> String {
     match status {
         StatusCode::UNAUTHORIZED if has_token => format!(
@@ -259,20 +241,15 @@ fn status_error(url: &str, status: StatusCode, body: &[u8], has_token: bool) -> 
     }
 }
 
-/// Percent-encodes `text` for the query of a URL, except letters, digits and `-._~`.
-fn percent_encode(text: &str) -> String {
-    let mut encoded = String::with_capacity(text.len());
-    for byte in text.bytes() {
-        match byte {
-            b'-' | b'.' | b'_' | b'~' => encoded.push(char::from(byte)),
-            byte if byte.is_ascii_alphanumeric() => encoded.push(char::from(byte)),
-            byte => {
-                encoded.push('%');
-                encoded.extend(
-                    [byte >> 4, byte & 15].map(|half| char::from(HEX_DIGITS[usize::from(half)])),
-                );
-            }
-        }
-    }
-    encoded
+/// Percent-encodes `text` for a URL, except letters, digits, `-._~` and the bytes `kept`.
+pub(super) fn percent_encode(text: &str, kept: &[u8]) -> String {
+    let is_kept =
+        |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || kept.contains(&byte);
+    text.bytes()
+        .map(
+            |byte| {
+                if is_kept(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+            },
+        )
+        .collect()
 }

@@ -5,6 +5,7 @@ use std::io;
 
 use serde_json::{Value, json};
 
+use super::admin_client::percent_encode;
 use super::args::{FindingsFormat, ValidateArgs};
 use super::limits_input::read_limits_files;
 use super::{CommandOutcome, Terminal};
@@ -133,7 +134,7 @@ fn sarif_result(diagnostic: &Diagnostic) -> Value {
         "level": diagnostic.severity(),
         "message": {"text": text},
         "locations": [{"physicalLocation": {
-            "artifactLocation": {"uri": percent_encode_path(&location.file)},
+            "artifactLocation": {"uri": percent_encode(&location.file, b"/")},
             "region": {
                 "startLine": location.line,
                 "startColumn": location.column,
@@ -141,16 +142,6 @@ fn sarif_result(diagnostic: &Diagnostic) -> Value {
             },
         }}],
     })
-}
-
-/// Percent-encodes a path for use as a URI reference.
-fn percent_encode_path(path: &str) -> String {
-    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    path.bytes()
-        .map(|byte| {
-            if is_unreserved(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
-        })
-        .collect()
 }
 
 fn count_text(number: usize, thing: &str) -> String {

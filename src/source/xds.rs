@@ -47,7 +47,7 @@ use crate::config::Config;
 use crate::config::diagnostic::{Diagnostics, Severity, SeverityCounts};
 use crate::kernel::units::{Nanos, Revision};
 pub use backoff::{Backoff, BackoffBounds};
-pub use channel::{XdsConnectError, XdsServer, XdsTls, connect, connect_lazily, with_causes};
+pub use channel::{XdsConnectError, XdsServer, XdsTls, connect, connect_lazily};
 use message::{RateLimitConfig, TYPE_URL};
 use rejections::{DelayedNack, Rejections, take_due};
 use stream_log::StreamLog;

@@ -15,8 +15,13 @@ use heartbeat::{ShareRound, ShareRoundReply};
 use permits::{PermitReportReply, StrictPermitReply, StrictPermitRequest};
 
 /// A store of the fleet's membership, shares of concurrency limits, and strict permits. The default
-/// methods serve a single replica without a shared store.
+/// methods call the wrapped store, or serve a single replica without a shared store.
 pub trait FleetStore: Send + Sync + std::fmt::Debug {
+    /// The store that this one wraps, if any.
+    fn wrapped_fleet_store(&self) -> Option<&dyn FleetStore> {
+        None
+    }
+
     /// Applies all parts of a replica's report at the instant `now`, each part by itself.
     ///
     /// The calls of all parts start together, so on one connection they share a round trip. The
@@ -43,17 +48,23 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
         &'a self,
         heartbeat: &'a MembershipHeartbeat,
     ) -> StoreReply<'a, Result<MembershipReply, StoreFailure>> {
-        StoreReply::Ready(Ok(heartbeat.reply_without_store()))
+        match self.wrapped_fleet_store() {
+            Some(store) => store.update_membership(heartbeat),
+            None => StoreReply::Ready(Ok(heartbeat.reply_without_store())),
+        }
     }
 
     /// Applies a share round of one replica atomically at the instant `now`. Fails if the store
     /// does not reply or does not compute shares.
     fn report_shares<'a>(
         &'a self,
-        _now: Nanos,
-        _round: &'a ShareRound,
+        now: Nanos,
+        round: &'a ShareRound,
     ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
-        StoreReply::Ready(Err(StoreFailure::Other))
+        match self.wrapped_fleet_store() {
+            Some(store) => store.report_shares(now, round),
+            None => StoreReply::Ready(Err(StoreFailure::Other)),
+        }
     }
 
     /// Acquires one permit of a strict concurrency limit at the instant `now`. Fails if the store
@@ -61,19 +72,25 @@ pub trait FleetStore: Send + Sync + std::fmt::Debug {
     /// store call was made.
     fn acquire_strict_permit<'a>(
         &'a self,
-        _now: Nanos,
-        _request: &'a StrictPermitRequest,
+        now: Nanos,
+        request: &'a StrictPermitRequest,
     ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
-        StoreReply::Ready(Err(StoreFailure::Other))
+        match self.wrapped_fleet_store() {
+            Some(store) => store.acquire_strict_permit(now, request),
+            None => StoreReply::Ready(Err(StoreFailure::Other)),
+        }
     }
 
     /// Reports the used and the released permits of several strict concurrency limits.
     fn report_strict_permits<'a>(
         &'a self,
-        _now: Nanos,
+        now: Nanos,
         report: &'a permits::PermitReport,
     ) -> StoreReply<'a, PermitReportReply> {
-        StoreReply::Ready(report.failed_reply(StoreFailure::Other))
+        match self.wrapped_fleet_store() {
+            Some(store) => store.report_strict_permits(now, report),
+            None => StoreReply::Ready(report.failed_reply(StoreFailure::Other)),
+        }
     }
 }
 

@@ -112,18 +112,29 @@ impl<'e> Permits<'e> {
     }
 
     /// Counts and times a call.
-    pub(crate) async fn answer<T>(self, reply: impl Future<Output = (EdgeOutcome, T)>) -> T {
-        let received_at = self.engine.clock().now();
-        let ((outcome, reply), queue_time) = with_queue_time(reply).await;
-        self.count(outcome);
-        CheckAnswered { received_at, replied_at: self.engine.clock().now(), queue_time }.emit();
-        reply
+    pub(crate) fn answer<T>(
+        self,
+        reply: impl Future<Output = (EdgeOutcome, T)>,
+    ) -> impl Future<Output = T> {
+        answer((self.engine, self.protocol), reply)
     }
 
     fn to_check(self, request: &RateLimitRequest) -> Result<Check<'_>, CheckError> {
         let check = convert::to_check(request, self.options);
         check.inspect_err(|error| self.engine.log_refusal(&request.domain, error))
     }
+}
+
+/// Counts and times a call of `protocol`.
+pub(crate) async fn answer<T>(
+    (engine, protocol): (&Engine, Protocol),
+    reply: impl Future<Output = (EdgeOutcome, T)>,
+) -> T {
+    let received_at = engine.clock().now();
+    let ((outcome, reply), queue_time) = with_queue_time(reply).await;
+    RequestCompleted { protocol, outcome }.emit();
+    CheckAnswered { received_at, replied_at: engine.clock().now(), queue_time }.emit();
+    reply
 }
 
 pub(crate) const fn outcome_of_result(

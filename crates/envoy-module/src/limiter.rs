@@ -39,7 +39,7 @@ struct StartedLimiter {
 ///
 /// # Errors
 /// The operating system refuses a thread.
-pub(crate) fn connect(config: &FilterConfig, name: &str) -> Result<Limiter, StartError> {
+pub(crate) fn limiter_for(config: &FilterConfig, name: &str) -> Result<Limiter, StartError> {
     let service = service_settings(&config.service);
     let memory_bytes = config.memory;
     let mut limiters = LIMITERS.lock().unwrap_or_else(PoisonError::into_inner);

@@ -56,7 +56,7 @@ impl FilterModule {
         let counters = Counters::define(define).ok_or(ConfigError::Counters)?;
         let proxy = config.name.clone().unwrap_or_else(host_name);
         let limiter = match mode {
-            RunMode::Serve => Some(limiter::connect(&config, &proxy)?),
+            RunMode::Serve => Some(limiter::limiter_for(&config, &proxy)?),
             RunMode::Validate => None,
         };
         Ok(Self { config, limiter, counters })

@@ -4,6 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use std::fmt::{self, Write as _};
 
+/// The largest assumed difference between the rates of two clocks, in parts per million. NTP changes
+/// the rate of a clock by at most 500 ppm, and two clocks may change in opposite directions.
+pub const CLOCK_DRIFT_PPM: u64 = 1_000;
+
 /// An instant or a duration in nanoseconds. Instants count from the Unix epoch.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,

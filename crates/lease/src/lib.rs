@@ -11,6 +11,7 @@
 
 pub mod charge_subset;
 pub mod clock;
+pub mod half_hasher;
 pub mod leases;
 pub mod store;
 

@@ -187,7 +187,7 @@ impl Concurrency {
     /// Creates the limits, and starts their reports.
     fn start(&self) -> Arc<ConcurrencyLimits> {
         let (clock, connection) = (Arc::clone(&self.clock), Arc::clone(&self.connection));
-        let pace = connection.fleet_terms().pace;
+        let pace = connection.fleet_info().pace;
         let host = Arc::new(ProxyHost::new(connection));
         let reporter = FleetReporter::new(host, clock.now(), pace, FIRST_SHARE_WAIT);
         let jitter = RandomState::new().hash_one(0_u8);

@@ -58,27 +58,27 @@ pub(crate) struct Connection {
     sessions: AtomicU64,
     limits: AtomicU64,
     changed_at: AtomicU64,
-    fleet_terms: RwLock<FleetTerms>,
+    fleet_info: RwLock<FleetInfo>,
     /// `true` after the first attempt to connect ended.
     has_attempted: watch::Sender<bool>,
 }
 
 /// The fleet, as the last welcome describes it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct FleetTerms {
+pub(crate) struct FleetInfo {
     /// The timing of reports about concurrency limits.
     pub(crate) pace: SharePace,
     /// An estimate of the number of replicas and proxies.
     pub(crate) replicas: NonZeroU32,
 }
 
-impl Default for FleetTerms {
+impl Default for FleetInfo {
     fn default() -> Self {
         Self { pace: SharePace::default(), replicas: NonZeroU32::MIN }
     }
 }
 
-impl FleetTerms {
+impl FleetInfo {
     fn from_welcome(welcome: &LeaseWelcome) -> Self {
         let (heartbeat, share_duration) =
             (nanos(welcome.heartbeat_us), nanos(welcome.share_expiry_us));
@@ -128,7 +128,7 @@ impl Connection {
             sessions: AtomicU64::new(0),
             limits: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
-            fleet_terms: RwLock::default(),
+            fleet_info: RwLock::default(),
             has_attempted: watch::Sender::new(false),
         }
     }
@@ -148,8 +148,8 @@ impl Connection {
         self.incarnation
     }
 
-    pub(crate) fn fleet_terms(&self) -> FleetTerms {
-        *self.fleet_terms.read()
+    pub(crate) fn fleet_info(&self) -> FleetInfo {
+        *self.fleet_info.read()
     }
 
     pub(crate) fn is_connected(&self) -> bool {
@@ -268,7 +268,7 @@ impl Connection {
     /// again.
     fn begin(&self, welcome: &LeaseWelcome, session: &Arc<Session>) {
         self.sessions.fetch_add(1, Relaxed);
-        *self.fleet_terms.write() = FleetTerms::from_welcome(welcome);
+        *self.fleet_info.write() = FleetInfo::from_welcome(welcome);
         self.change_limits(welcome.limits);
         *self.session.write() = Some(Arc::clone(session));
         self.has_attempted.send_replace(true);

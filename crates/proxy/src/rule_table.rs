@@ -9,10 +9,11 @@
 //! replaces the old one. A rule that is found in the old map moves to the young one.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
+use sluicegate_lease::half_hasher::HalfHasher;
 
 use crate::request::DescriptorHash;
 use crate::rule::KnownRule;
@@ -102,23 +103,6 @@ impl Shard {
     fn age(&mut self) {
         self.old = std::mem::take(&mut self.young);
         self.young_bytes = 0;
-    }
-}
-
-/// Hashes a [`DescriptorHash`], which is already a hash, by taking its second half.
-#[derive(Debug, Default)]
-pub(crate) struct HalfHasher(u64);
-
-impl Hasher for HalfHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    /// An array of integers is written as its bytes, not by `write_u64`.
-    fn write(&mut self, bytes: &[u8]) {
-        if let Some(half) = bytes.last_chunk() {
-            self.0 = u64::from_ne_bytes(*half);
-        }
     }
 }
 

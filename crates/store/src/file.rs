@@ -42,10 +42,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::audit::{AuditRecord, StoredAuditRecord};
-use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::memory::MemoryStore;
-use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{
     AuditStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
     StoreReply,
@@ -168,28 +166,8 @@ impl CounterStore for FileStore {
 }
 
 impl FleetStore for FileStore {
-    fn report_shares<'a>(
-        &'a self,
-        now: Nanos,
-        round: &'a ShareRound,
-    ) -> StoreReply<'a, Result<ShareRoundReply, StoreFailure>> {
-        self.memory.report_shares(now, round)
-    }
-
-    fn acquire_strict_permit<'a>(
-        &'a self,
-        now: Nanos,
-        request: &'a StrictPermitRequest,
-    ) -> StoreReply<'a, Result<StrictPermitReply, StoreFailure>> {
-        self.memory.acquire_strict_permit(now, request)
-    }
-
-    fn report_strict_permits<'a>(
-        &'a self,
-        now: Nanos,
-        report: &'a PermitReport,
-    ) -> StoreReply<'a, PermitReportReply> {
-        self.memory.report_strict_permits(now, report)
+    fn wrapped_fleet_store(&self) -> Option<&dyn FleetStore> {
+        Some(&*self.memory)
     }
 }
 

@@ -9,7 +9,6 @@
 //! - Redirects, which are returned to the caller.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt as _, Full, Limited};
@@ -73,19 +72,10 @@ impl HttpClient {
 /// # Errors
 /// The problem with a TLS file.
 pub(super) fn tls_config(files: &ClientTlsFiles) -> Result<ClientConfig, String> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let versions =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-    let builder = versions.map_err(|error| error.to_string())?;
     let ca_file = files.ca_file.as_deref().map(Path::new);
-    let roots = pem::trusted_cas_or_system(ca_file, false).map_err(|error| error.to_string())?;
-    let builder = builder.with_root_certificates(roots);
-    let Some((certificate, key)) = &files.identity else {
-        return Ok(builder.with_no_client_auth());
-    };
-    let chain = pem::certificates(Path::new(certificate)).map_err(|error| error.to_string())?;
-    let private_key = pem::private_key(Path::new(key)).map_err(|error| error.to_string())?;
-    builder.with_client_auth_cert(chain, private_key).map_err(|error| {
-        pem::PemError::unusable_certificate(Path::new(certificate), &error).to_string()
-    })
+    let identity = files.identity.as_ref();
+    let identity = identity.map(|(certificate, key)| (Path::new(certificate), Path::new(key)));
+    pem::trusted_cas_or_system(ca_file, false)
+        .and_then(|roots| pem::client_config(roots, identity))
+        .map_err(|error| error.to_string())
 }

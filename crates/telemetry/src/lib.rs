@@ -5,6 +5,7 @@
 //! - Every metric label has a bounded number of values.
 
 pub mod cloud_events;
+mod error_text;
 pub mod event;
 mod http_client;
 pub mod label;
@@ -14,5 +15,7 @@ pub mod pem;
 pub mod reason_log;
 pub mod stats;
 pub mod trace;
+
+pub use error_text::with_causes;
 
 use sluicegate_kernel as kernel;

@@ -1,4 +1,4 @@
-//! Reads certificates and private keys from PEM files, for all TLS code.
+//! Reads certificates and private keys from PEM files, for all TLS code, and configures TLS clients.
 //!
 //! Guarantees:
 //! - An error names its file and never contains key material.
@@ -8,10 +8,12 @@
 use std::fs::File;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use rustls::RootCertStore;
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
 
 /// The largest accepted file size in bytes.
 pub const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -40,6 +42,10 @@ impl PemError {
             rustls::Error::InconsistentKeys(_) => {
                 Self::new(path, &"the certificate does not match the private key")
             }
+            error if error.to_string().contains("UnsupportedCertVersion") => Self::new(
+                path,
+                &"the certificate has X.509 version 1; create one of version 3 with subjectAltName",
+            ),
             _ => Self::new(path, &format_args!("the certificate is not usable: {error}")),
         }
     }
@@ -112,6 +118,26 @@ pub fn trusted_cas_or_system(
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
     }
     Ok(roots)
+}
+
+/// Configures a TLS client that trusts the CAs `roots`, and presents the certificate and the private
+/// key of the PEM files `identity`.
+///
+/// # Errors
+/// A file cannot be read, or the key does not match the certificate.
+pub fn client_config(
+    roots: impl Into<Arc<RootCertStore>>,
+    identity: Option<(&Path, &Path)>,
+) -> Result<ClientConfig, PemError> {
+    // Explicit provider, because two dependencies could install different default providers.
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| PemError::new(Path::new("TLS"), &error))?
+        .with_root_certificates(roots);
+    let Some((certificate, key)) = identity else { return Ok(builder.with_no_client_auth()) };
+    builder
+        .with_client_auth_cert(certificates(certificate)?, private_key(key)?)
+        .map_err(|error| PemError::unusable_certificate(certificate, &error))
 }
 
 #[cfg(test)]

@@ -28,6 +28,7 @@ use tonic::codegen::http::Uri;
 use tonic::transport::{Channel, Endpoint};
 
 use crate::pem;
+use crate::telemetry::with_causes;
 
 /// The timeout of a connection attempt, including the TLS handshake.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -113,23 +114,6 @@ fn transport_cause(error: &tonic::transport::Error) -> String {
     }
 }
 
-/// Returns the error and all its causes as one text: `a: b: c`.
-#[must_use]
-pub fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let cause_text = error.to_string();
-        // Some errors already end with the text of their cause.
-        if !text.ends_with(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        cause = error.source();
-    }
-    text
-}
-
 /// Connects to `server`.
 ///
 /// # Errors
@@ -185,25 +169,11 @@ async fn open_stream(server: &XdsServer) -> io::Result<XdsByteStream> {
 }
 
 fn client_config(tls: &XdsTls) -> io::Result<ClientConfig> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(io::Error::other)?
-        .with_root_certificates(
-            pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas)
-                .map_err(io::Error::other)?,
-        );
-    let mut config = match &tls.client_identity {
-        None => builder.with_no_client_auth(),
-        Some((certificate, key)) => {
-            let chain = pem::certificates(certificate).map_err(io::Error::other)?;
-            let private_key = pem::private_key(key).map_err(io::Error::other)?;
-            builder
-                .with_client_auth_cert(chain, private_key)
-                .map_err(|error| pem::PemError::unusable_certificate(certificate, &error))
-                .map_err(io::Error::other)?
-        }
-    };
+    let identity = tls.client_identity.as_ref();
+    let identity = identity.map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+    let mut config = pem::trusted_cas_or_system(tls.ca_file.as_deref(), tls.trust_system_cas)
+        .and_then(|roots| pem::client_config(roots, identity))
+        .map_err(io::Error::other)?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
 }

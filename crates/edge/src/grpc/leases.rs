@@ -11,6 +11,7 @@
 //!
 //! The protobuf messages are documented in `proto/sluicegate/v1/leases.proto`.
 
+mod answers;
 pub mod lease_stream;
 mod replies;
 mod requests;

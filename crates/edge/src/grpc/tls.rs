@@ -150,7 +150,7 @@ impl TlsFiles {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let versions = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()
-            .map_err(|error| self.mismatch_error(&error))?;
+            .map_err(|error| self.unusable(&error))?;
         let clients = match &self.client_ca {
             None => versions.with_no_client_auth(),
             Some(ca) => {
@@ -163,7 +163,7 @@ impl TlsFiles {
         };
         let config = clients
             .with_single_cert(pem::certificates(&self.certificate)?, pem::private_key(&self.key)?);
-        let mut config = config.map_err(|error| self.mismatch_error(&error))?;
+        let mut config = config.map_err(|error| self.unusable(&error))?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
@@ -175,30 +175,14 @@ impl TlsFiles {
     /// A file cannot be read, or the key does not match the certificate.
     pub fn client_config(&self) -> Result<ClientConfig, PemError> {
         let ca = self.client_ca.as_ref().unwrap_or(&self.certificate);
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| self.mismatch_error(&error))?
-            .with_root_certificates(pem::trusted_cas(ca)?)
-            .with_client_auth_cert(
-                pem::certificates(&self.certificate)?,
-                pem::private_key(&self.key)?,
-            );
-        let mut config = config.map_err(|error| self.mismatch_error(&error))?;
+        let identity = Some((&*self.certificate, &*self.key));
+        let mut config = pem::client_config(pem::trusted_cas(ca)?, identity)?;
         config.alpn_protocols = vec![b"h2".to_vec()];
         Ok(config)
     }
 
-    fn mismatch_error(&self, why: &dyn std::fmt::Display) -> PemError {
-        let mut why = why.to_string();
-        if why.contains("UnsupportedCertVersion") {
-            "the certificate has X.509 version 1; create one of version 3 with subjectAltName"
-                .clone_into(&mut why);
-        }
-        if why.contains("KeyMismatch") {
-            "it does not match the private key".clone_into(&mut why);
-        }
-        PemError::new(&self.certificate, &format_args!("the certificate is not usable: {why}"))
+    fn unusable(&self, error: &rustls::Error) -> PemError {
+        PemError::unusable_certificate(&self.certificate, error)
     }
 
     fn with_name_check(
@@ -206,8 +190,9 @@ impl TlsFiles {
         verifier: Arc<dyn ClientCertVerifier>,
     ) -> Result<Arc<dyn ClientCertVerifier>, PemError> {
         let Some(name) = &self.client_name else { return Ok(verifier) };
-        let name = ServerName::try_from(name.clone())
-            .map_err(|error| self.mismatch_error(&format_args!("`{name}`: {error}")))?;
+        let name = ServerName::try_from(name.clone()).map_err(|error| {
+            PemError::new(&self.certificate, &format_args!("`{name}`: {error}"))
+        })?;
         Ok(Arc::new(NamedClientVerifier { inner: verifier, name }))
     }
 }

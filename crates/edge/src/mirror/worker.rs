@@ -136,7 +136,7 @@ impl MirrorWorker {
         let domain = config.as_ref().and_then(|config| config.domains.get(&*request.domain));
         let rule = domain.and_then(|domain| domain.tree.lookup(entries.iter().copied()));
         let rule = rule.map_or_else(|| "no rule".into(), |found| found.rule.path.to_string());
-        let shown = self.engine.shown_entries(&entries);
+        let shown = self.engine.redacted_entries(&entries);
         DifferentDescriptor { rule, descriptor: format_entries(borrow_entries(&shown)), pair }
     }
 

@@ -6,7 +6,7 @@ use crate::Engine;
 impl Engine {
     /// Returns the first entries of a descriptor as logs and admin pages show them.
     #[must_use]
-    pub fn shown_entries(&self, entries: &[(&str, &str)]) -> Vec<(String, String)> {
+    pub fn redacted_entries(&self, entries: &[(&str, &str)]) -> Vec<(String, String)> {
         short_entries(entries, self.policy.descriptor_values)
     }
 

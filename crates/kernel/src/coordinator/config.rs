@@ -94,7 +94,7 @@ impl ShareTiming {
         heartbeat: Nanos,
         share_lifetime: Nanos,
         max_duration: Nanos,
-        drift_ppm: u32,
+        drift_ppm: u64,
     ) -> Result<Self, CoordinatorConfigError> {
         if heartbeat == Nanos(0) {
             return Err(CoordinatorConfigError::NoHeartbeat);
@@ -126,7 +126,7 @@ impl ShareTiming {
     /// assert_eq!(ShareTiming::least_margin(Nanos(100), Nanos(0), 100_000), Nanos(10));
     /// ```
     #[must_use]
-    pub fn least_margin(share_lifetime: Nanos, max_duration: Nanos, drift_ppm: u32) -> Nanos {
+    pub fn least_margin(share_lifetime: Nanos, max_duration: Nanos, drift_ppm: u64) -> Nanos {
         let span = u128::from(share_lifetime.plus(max_duration).0);
         let drift = u128::from(drift_ppm);
         let drift_plus_one = drift.saturating_add(1_000_000);

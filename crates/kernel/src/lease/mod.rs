@@ -54,7 +54,7 @@ mod trust;
 use serde::{Deserialize, Serialize};
 
 use crate::rate::{CounterDecision, Headroom};
-use crate::units::{Hits, Nanos};
+use crate::units::{CLOCK_DRIFT_PPM, Hits, Nanos};
 use counter::{headroom_of, with_headroom};
 use sizer::LeaseSizing;
 
@@ -169,8 +169,9 @@ pub fn add_local_hits(
     )
 }
 
-/// A replica does not use the last 1/500 of a lease: two clocks may each drift by 1,000 ppm.
-const DRIFT_DIVISOR: u64 = 500;
+/// A replica does not use the last 1/500 of a lease. That is twice [`CLOCK_DRIFT_PPM`], so a lease
+/// also ends in time if the rates of both clocks are wrong by that much in opposite directions.
+const DRIFT_DIVISOR: u64 = 1_000_000 / (2 * CLOCK_DRIFT_PPM);
 
 /// Returns how long a replica may use a lease, from the time of sending: 1/500 less than its
 /// duration.

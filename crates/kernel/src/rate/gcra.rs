@@ -186,7 +186,7 @@ impl Gcra {
     /// Returns how long before the counter is empty `hits` are certainly allowed. `hits` is at most
     /// the burst.
     #[must_use]
-    pub fn lead_time(&self, hits: Hits) -> Nanos {
+    pub fn allowed_before_empty_by(&self, hits: Hits) -> Nanos {
         let spare = self.capacity.saturating_sub(self.cost(hits));
         self.tick.nanos(spare / NonZeroU64::from(self.requests))
     }

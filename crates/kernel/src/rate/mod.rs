@@ -153,12 +153,12 @@ impl Strategy {
         if hits <= room.remaining {
             return Some(Nanos(0));
         }
-        let lead_time = match self {
-            Self::Gcra(limit) => limit.lead_time(hits),
-            Self::SlidingWindow(limit) => limit.lead_time(room, hits),
+        let before_empty = match self {
+            Self::Gcra(limit) => limit.allowed_before_empty_by(hits),
+            Self::SlidingWindow(limit) => limit.allowed_before_empty_by(room, hits),
             Self::FixedWindow(_) | Self::SlidingLog(_) => Nanos(0),
         };
-        Some(room.reset_after.since(lead_time))
+        Some(room.reset_after.since(before_empty))
     }
 
     /// Returns `true` if one tick frees more than 1 % of the burst or limit.

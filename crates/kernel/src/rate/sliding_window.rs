@@ -167,7 +167,7 @@ impl SlidingWindow {
     /// certainly allowed. `room` is the counter's last headroom. A limit that charges excess hits
     /// returns 0: the used hits may be above the limit.
     #[must_use]
-    pub fn lead_time(&self, room: Headroom, hits: Hits) -> Nanos {
+    pub fn allowed_before_empty_by(&self, room: Headroom, hits: Hits) -> Nanos {
         if self.on_excess.is_charge() {
             return Nanos(0);
         }

@@ -6,11 +6,12 @@
 //! - A shard evicts no lease if that does not make enough room for the new one.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
+use std::hash::BuildHasherDefault;
 
 use smallvec::SmallVec;
 
 use super::key_lease::KeyLease;
+use crate::half_hasher::HalfHasher;
 
 /// The largest total size of the keys in a shard, for each lease that it may have.
 pub(super) const BYTES_PER_KEY: usize = 512;
@@ -21,7 +22,7 @@ pub(super) type LeaseKeyHash = [u64; 2];
 #[derive(Debug)]
 pub(super) struct LeaseShard {
     max_leases: usize,
-    leases: HashMap<LeaseKeyHash, KeyLease, BuildHasherDefault<KeyHashHasher>>,
+    leases: HashMap<LeaseKeyHash, KeyLease, BuildHasherDefault<HalfHasher>>,
     key_bytes: usize,
 }
 
@@ -109,23 +110,6 @@ impl LeaseShard {
 
 fn key_bytes(lease: &KeyLease) -> usize {
     lease.charge.key.as_bytes().len()
-}
-
-/// Hashes a [`LeaseKeyHash`], which is already a hash, by taking its second half.
-#[derive(Debug, Default)]
-pub(super) struct KeyHashHasher(u64);
-
-impl Hasher for KeyHashHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    /// An array of integers is written as its bytes, not by `write_u64`.
-    fn write(&mut self, bytes: &[u8]) {
-        if let Some(half) = bytes.last_chunk() {
-            self.0 = u64::from_ne_bytes(*half);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ impl Host for ProxyHost {
     }
 
     fn replicas(&self) -> NonZeroU32 {
-        self.connection.fleet_terms().replicas
+        self.connection.fleet_info().replicas
     }
 
     fn metric_part(&self, _bucket: &[u8], limit: u32) -> u32 {

@@ -1,10 +1,9 @@
 //! The bound of the rule table, the order in which it forgets, and its hashes.
 
-use std::hash::{BuildHasher as _, BuildHasherDefault};
 use std::sync::{Arc, Barrier};
 use std::thread;
 
-use super::{HalfHasher, RuleTable, SHARDS};
+use super::{RuleTable, SHARDS};
 use crate::fixtures::unlimited_rule;
 use crate::request::DescriptorHash;
 
@@ -116,12 +115,4 @@ fn concurrent_lookups_find_a_rule_that_moves() {
             assert_eq!(thread.join().unwrap(), 0);
         }
     });
-}
-
-#[test]
-fn the_hash_of_a_descriptor_hash_is_its_second_half() {
-    let hasher = BuildHasherDefault::<HalfHasher>::default();
-    for half in [0, 1, 1 << 63, u64::MAX] {
-        assert_eq!(hasher.hash_one([7_u64, half]), half);
-    }
 }

@@ -33,7 +33,8 @@ pub(super) struct WriterRequest {
 }
 
 impl Progress {
-    /// Requests a batch. Returns the number of the first batch that contains all charges made before this call.
+    /// Requests a batch. Returns the sequence number (1, 2, …) of the first batch that contains all
+    /// charges made before this call, for [`Self::wait_until_saved`].
     pub(super) fn request_batch(&self) -> u64 {
         let batch = self.begun.load(SeqCst) + 1;
         let mut request = self.request.lock();
@@ -44,7 +45,7 @@ impl Progress {
         batch
     }
 
-    /// Waits until the batch is on disk.
+    /// Waits until the batch with the sequence number `batch` is on disk.
     ///
     /// # Errors
     /// Fails if it is not on disk after `deadline`, or if writes fail.

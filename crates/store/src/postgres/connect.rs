@@ -4,7 +4,6 @@
 //! - The password file and the certificates are read again for each connection.
 //! - No error contains the password.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 use futures_util::{StreamExt as _, stream};
@@ -19,6 +18,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 use super::options::PostgresOptions;
 use crate::redis::files::{read_password, run_blocking};
 use crate::redis::tls::rustls_config;
+use crate::telemetry::with_causes;
 
 /// The timeout for all of: connection, login, and the preparation of statements.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
@@ -168,16 +168,6 @@ pub(super) fn describe_error(error: &tokio_postgres::Error) -> String {
         Some(help) => format!("{text}; {help}"),
         None => text,
     }
-}
-
-fn with_causes(error: &tokio_postgres::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(next) = cause {
-        text = format!("{text}: {next}");
-        cause = next.source();
-    }
-    text
 }
 
 fn help_for(code: Option<&str>, text: &str) -> Option<&'static str> {

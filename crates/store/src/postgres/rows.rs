@@ -9,17 +9,13 @@ use std::collections::HashMap;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use sha2::{Digest as _, Sha256};
 
 use super::super::StoreFailure;
 use crate::kernel::units::Nanos;
+use crate::redis::codec::with_name;
 
 /// The version of the format of values.
 const VALUE_VERSION: u8 = 1;
-
-/// The longest name in a key; longer names are replaced by their hash. `PostgreSQL` allows about
-/// 2,700 bytes in an index entry.
-const MAX_NAME_LEN: usize = 256;
 
 /// The key of a row.
 pub(super) type RowKey = Vec<u8>;
@@ -45,16 +41,7 @@ pub(super) enum RowKind {
 
 /// Returns the key of the row of `kind` for `name`.
 pub(super) fn row_key(prefix: &str, kind: RowKind, name: &[u8]) -> RowKey {
-    let mut key = Vec::with_capacity(prefix.len() + 1 + name.len().min(MAX_NAME_LEN));
-    key.extend_from_slice(prefix.as_bytes());
-    key.push(kind as u8);
-    if name.len() <= MAX_NAME_LEN {
-        key.extend_from_slice(name);
-    } else {
-        key.push(b'#');
-        key.extend_from_slice(&Sha256::digest(name));
-    }
-    key
+    with_name([prefix.as_bytes(), &[kind as u8]].concat(), name)
 }
 
 /// The locked rows of one transaction.

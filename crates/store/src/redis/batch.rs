@@ -119,7 +119,7 @@ impl<T: BatchItem> Batcher<T> {
         let call_guard =
             |number| CallGuard { batcher: Arc::clone(self), slot, number: Some(number) };
         let mut lane = self.lane(slot).lock();
-        let can_send_now = lane.waiting.is_empty() && lane.can_start();
+        let can_send_now = lane.waiting.is_empty() && lane.can_start_call();
         // Behind a proxy, a batch would reach only the server of its first key.
         let is_alone = self.batching == Batching::Off || self.route.is_proxied();
         if can_send_now || is_alone {

@@ -183,12 +183,17 @@ pub fn counter_key(counter: &CounterKey, placement: Placement, prefix: &[u8]) ->
     };
     // Writing to a vector cannot fail.
     drop(write!(key, "sg:{{{slot_hash:016x}}}:"));
-    if bytes.len() <= MAX_KEY_BYTES {
-        key.extend(bytes);
+    with_name(key, bytes)
+}
+
+/// Appends the name of a counter or limit to its key. Above [`MAX_KEY_BYTES`], appends its hash.
+pub(crate) fn with_name(mut key: Vec<u8>, name: &[u8]) -> Vec<u8> {
+    if name.len() <= MAX_KEY_BYTES {
+        key.extend(name);
     } else {
-        // `#` marks a hashed key: unhashed bytes begin with another byte.
+        // `#` marks a hash: unhashed names begin with another byte.
         key.push(b'#');
-        key.extend(Sha256::digest(bytes));
+        key.extend(Sha256::digest(name));
     }
     key
 }

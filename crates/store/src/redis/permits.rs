@@ -46,14 +46,8 @@ impl RedisStore {
     ) -> Result<StrictPermitReply, StoreFailure> {
         let context = self.call_context(partition, &live, &request.permit.timing);
         let call = pack_acquire(request, context);
-        let reply = self
-            .route
-            .call_within(
-                self.call_timeout,
-                slot,
-                live.run(LoadedScript::Acquire, call.keys, call.args),
-            )
-            .await?;
+        let called = live.run(LoadedScript::Acquire, call.keys, call.args);
+        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
         let permit_reply = read_acquire(&reply).map_err(|invalid| log_invalid_reply(&invalid))?;
         permit_reply.ok_or(StoreFailure::WrongType)
     }
@@ -95,14 +89,8 @@ impl RedisStore {
         let slot = self.route.slot_of(&partition.incarnation_key(self.key_prefix.as_bytes()));
         let live = self.route.connection(slot)?;
         let call = pack_report(limits.iter().copied(), self.call_context(partition, &live, times));
-        let reply = self
-            .route
-            .call_within(
-                self.call_timeout,
-                slot,
-                live.run(LoadedScript::PermitReport, call.keys, call.args),
-            )
-            .await?;
+        let called = live.run(LoadedScript::PermitReport, call.keys, call.args);
+        let reply = self.route.call_within(self.call_timeout, slot, called).await?;
         read_report(limits.iter().copied(), &reply).map_err(|invalid| log_invalid_reply(&invalid))
     }
 

@@ -80,30 +80,18 @@ pub(super) fn explain_handshake_error(error: Error, tls: Option<&RedisTls>) -> E
 
 /// Returns the rustls configuration of these options. Fails as [`load_config`].
 pub(crate) fn rustls_config(tls: &RedisTls) -> Result<ClientConfig, Error> {
-    // Explicit provider, because two dependencies could install different default providers.
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
     let roots = Arc::new(load_roots(tls)?);
-    let standard =
-        WebPkiServerVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
-    let standard = standard.map_err(|error| Error::new(ErrorKind::Tls, error.to_string()))?;
-    let verifier: Arc<dyn ServerCertVerifier> =
-        if tls.accepts_any_name { Arc::new(AnyNameVerifier(standard)) } else { standard };
-    let builder = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| tls_error(&error))?
-        .dangerous()
-        .with_custom_certificate_verifier(verifier);
-    match &tls.client_identity {
-        None => Ok(builder.with_no_client_auth()),
-        Some(identity) => {
-            let chain =
-                pem::certificates(&identity.certificate).map_err(|error| file_error(&error))?;
-            let key = pem::private_key(&identity.key).map_err(|error| file_error(&error))?;
-            builder.with_client_auth_cert(chain, key).map_err(|error| {
-                file_error(&pem::PemError::unusable_certificate(&identity.certificate, &error))
-            })
-        }
+    let identity = tls.client_identity.as_ref();
+    let identity = identity.map(|identity| (&*identity.certificate, &*identity.key));
+    let mut config =
+        pem::client_config(Arc::clone(&roots), identity).map_err(|error| file_error(&error))?;
+    if tls.accepts_any_name {
+        let provider = Arc::clone(config.crypto_provider());
+        let standard = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+        let standard = standard.map_err(|error| Error::new(ErrorKind::Tls, error.to_string()))?;
+        config.dangerous().set_certificate_verifier(Arc::new(AnyNameVerifier(standard)));
     }
+    Ok(config)
 }
 
 /// A verifier that accepts a server certificate with any name, if all else is valid.
@@ -167,10 +155,6 @@ fn load_roots(tls: &RedisTls) -> Result<RootCertStore, Error> {
         return Err(Error::new(ErrorKind::Tls, message));
     }
     Ok(roots)
-}
-
-fn tls_error(error: &rustls::Error) -> Error {
-    Error::new(ErrorKind::Tls, error.to_string())
 }
 
 #[cfg(test)]

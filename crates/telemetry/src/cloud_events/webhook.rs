@@ -21,7 +21,7 @@ use ring::hmac;
 
 use crate::http_client::{ClientTlsFiles, HttpClient};
 use crate::kernel::units::Nanos;
-use crate::pem;
+use crate::{pem, with_causes};
 
 /// The time from the first attempt after which an event is dropped.
 pub(super) const MAX_AGE: Duration = Duration::from_secs(600);
@@ -101,7 +101,7 @@ impl Webhook {
         };
         match self.client.send(request).await {
             Ok(response) => classify(response.status(), response.headers()),
-            Err(error) => PostResult::Failed(error_text(&*error), None),
+            Err(error) => PostResult::Failed(with_causes(&*error), None),
         }
     }
 
@@ -119,20 +119,6 @@ impl Webhook {
         let request = request.header("webhook-id", id).header("webhook-timestamp", timestamp);
         request.body(body.clone()).map_err(|error| error.to_string())
     }
-}
-
-/// Returns the error with its causes, without repetitions.
-fn error_text(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.ends_with(&next) {
-            text = format!("{text}: {next}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 fn classify(status: StatusCode, headers: &HeaderMap) -> PostResult {

@@ -5,12 +5,8 @@
 
 use crate::kernel::coordinator::ShareTiming;
 use crate::kernel::coordinator::config::CoordinatorConfigError;
-use crate::kernel::units::Nanos;
+use crate::kernel::units::{CLOCK_DRIFT_PPM, Nanos};
 use crate::store::permits::PermitTiming;
-
-/// The largest assumed difference in rate between two clocks, in parts per million. NTP slews a
-/// clock by at most 500 ppm.
-const DRIFT_PPM: u32 = 1_000;
 
 /// The number of heartbeat intervals after which the store releases an unreported permit.
 const PERMIT_HEARTBEATS: u64 = 3;
@@ -45,7 +41,7 @@ impl SharePace {
         let Self { heartbeat, share_duration } = self;
         let mut share_lifetime = share_duration;
         loop {
-            match ShareTiming::new(heartbeat, share_lifetime, max_duration, DRIFT_PPM) {
+            match ShareTiming::new(heartbeat, share_lifetime, max_duration, CLOCK_DRIFT_PPM) {
                 Ok(timing) => return timing,
                 Err(CoordinatorConfigError::LifetimeTooShort { least, .. })
                     if share_lifetime < least =>

@@ -1,10 +1,9 @@
-//! Serves the stream of one proxy that leases hits.
+//! Serves the stream of one proxy: reads its messages and sends the replies.
 //!
 //! Guarantees:
 //! - A request that waits for the store does not block later requests.
 //! - Requests that arrive together share a store call, where the store can.
 //! - At most [`MAX_IN_FLIGHT`] requests of a stream are in flight; then it reads no more.
-//! - Each check is a trace span.
 //! - Changed limits are announced at once.
 //! - An invalid message ends the stream with `INVALID_ARGUMENT`.
 //! - A newer stream of the same incarnation and peer ends this one with `ABORTED`.
@@ -12,6 +11,7 @@
 //!
 //! Not covered:
 //! - The order of the replies.
+//! - The replies themselves (see [`super::answers`]).
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -26,23 +26,15 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 
-use super::{replies as to_reply, requests};
+use super::answers::{answer_message, kind_of, welcome};
+use super::requests;
 use crate::engine::Engine;
-use crate::engine::proxies::{LeaseOutcome, ProxyConnection, StreamSlot};
+use crate::engine::proxies::{ProxyConnection, StreamSlot};
 use crate::grpc::bounded_body::count_unreadable;
-use crate::kernel::units::Nanos;
-use crate::telemetry::event::{
-    CheckAnswered, Event as _, Protocol, ProxyMessageKind, RequestCompleted,
-};
-use crate::telemetry::trace;
-use crate::{check_error_outcome, verdict_outcome};
-use sluicegate_lease_protocol as wire;
+use crate::telemetry::event::{Event as _, Protocol, ProxyMessageKind};
 use sluicegate_lease_protocol::api::lease_message::Message as Reply;
 use sluicegate_lease_protocol::api::proxy_message::Message;
-use sluicegate_lease_protocol::api::{
-    BorrowMessage, BorrowResult, ChargeMessage, ChargeResult, CheckMessage, CheckResult,
-    LeaseMessage, LeaseWelcome, LimitsChanged, ProxyMessage, RuleReply, RuleRequest, UsageReport,
-};
+use sluicegate_lease_protocol::api::{LeaseMessage, LimitsChanged, ProxyMessage};
 
 /// The largest number of requests of one stream that are in flight.
 pub const MAX_IN_FLIGHT: usize = 1_024;
@@ -246,114 +238,4 @@ impl<'s> LeaseStream<'s> {
 
 const fn unnumbered(message: Reply) -> LeaseMessage {
     LeaseMessage { id: 0, message: Some(message) }
-}
-
-fn welcome(engine: &Engine, limits: u64) -> LeaseWelcome {
-    let replica = engine.membership().map_or("", |membership| membership.replica_name());
-    let pace = engine.proxy_share_pace();
-    LeaseWelcome {
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        replica: replica.to_owned(),
-        limits,
-        heartbeat_us: wire::micros(pace.heartbeat),
-        share_expiry_us: wire::micros(pace.share_duration),
-        replicas: engine.sharing_processes().get(),
-    }
-}
-
-const fn kind_of(message: &Message) -> ProxyMessageKind {
-    match message {
-        Message::Hello(_) => ProxyMessageKind::Hello,
-        Message::Rule(_) => ProxyMessageKind::Rule,
-        Message::Borrow(_) => ProxyMessageKind::Borrow,
-        Message::Charge(_) => ProxyMessageKind::Charge,
-        Message::Check(_) => ProxyMessageKind::Check,
-        Message::Usage(_) => ProxyMessageKind::Usage,
-        Message::Report(_) => ProxyMessageKind::Report,
-        Message::Acquire(_) => ProxyMessageKind::Acquire,
-    }
-}
-
-async fn answer_message(
-    (engine, connection): (&Engine, &ProxyConnection),
-    message: Message,
-) -> Result<Option<Reply>, Status> {
-    match message {
-        Message::Hello(_) => Err(Status::invalid_argument("hello must be the first message")),
-        Message::Rule(request) => Ok(Some(Reply::Rule(find_rule(engine, &request)?))),
-        Message::Borrow(borrow) => {
-            Ok(Some(Reply::Borrow(exchange((engine, connection), &borrow).await?)))
-        }
-        Message::Charge(message) => Ok(Some(Reply::Charge(charge(engine, &message).await?))),
-        Message::Check(message) => Ok(Some(Reply::Check(check(engine, &message).await?))),
-        Message::Usage(report) => count_usage((engine, connection), &report).map(|()| None),
-        Message::Report(report) => {
-            let report = requests::parse_report(&report, connection)?;
-            let reply = engine.report_for_proxy(connection, report).await;
-            Ok(Some(Reply::Report(to_reply::report(&reply))))
-        }
-        Message::Acquire(acquire) => {
-            let acquire = requests::parse_acquire(&acquire)?;
-            let reply = engine.acquire_for_proxy(connection, acquire).await;
-            Ok(Some(Reply::Acquire(wire::permits::permit_result_message(&reply))))
-        }
-    }
-}
-
-fn find_rule(engine: &Engine, request: &RuleRequest) -> Result<RuleReply, Status> {
-    let entries = requests::parse_entries(&request.domain, &request.entries)?;
-    Ok(wire::proxy_rule::proxy_rule_message(&engine.proxy_rule(&request.domain, &entries)))
-}
-
-async fn exchange(
-    (engine, connection): (&Engine, &ProxyConnection),
-    message: &BorrowMessage,
-) -> Result<BorrowResult, Status> {
-    let (counter, borrow) = requests::parse_borrow(message)?;
-    let entries = requests::parse_entries(&counter.domain, &counter.entries)?;
-    let counter = requests::parse_counter(counter, &entries)?;
-    let outcome = engine.exchange_proxy_message(&counter, borrow, connection).await;
-    if let Ok(LeaseOutcome::Applied(reply)) = &outcome {
-        connection.count_borrowed(reply.granted);
-    }
-    Ok(to_reply::borrow(outcome))
-}
-
-async fn charge(engine: &Engine, message: &ChargeMessage) -> Result<ChargeResult, Status> {
-    let counter = requests::required(message.counter.as_ref(), "charge.counter")?;
-    let entries = requests::parse_entries(&counter.domain, &counter.entries)?;
-    let counter = requests::parse_counter(counter, &entries)?;
-    let hits = requests::parse_hits(message.hits)?;
-    Ok(to_reply::charge(engine.charge_for_proxy(&counter, hits).await))
-}
-
-async fn check(engine: &Engine, message: &CheckMessage) -> Result<CheckResult, Status> {
-    let received_at = engine.clock().now();
-    let (check, timeout) = requests::parse_check(message)?;
-    let span = trace::check_span(Protocol::Leases, &|_: &str| None);
-    let decided = span.scope(engine.decide_within(&check, timeout)).await;
-    let replied_at = engine.clock().now();
-    CheckAnswered { received_at, replied_at, queue_time: Nanos(0) }.emit();
-    let outcome = match &decided {
-        Ok(decision) => verdict_outcome(decision.verdict),
-        Err(error) => check_error_outcome(error),
-    };
-    RequestCompleted { protocol: Protocol::Leases, outcome }.emit();
-    to_reply::check(decided)
-}
-
-fn count_usage(
-    (engine, connection): (&Engine, &ProxyConnection),
-    report: &UsageReport,
-) -> Result<(), Status> {
-    let hits = requests::parse_usage_totals(report)?;
-    for key in &report.keys {
-        let entries = requests::parse_entries(&key.domain, &key.entries)?;
-        engine.count_proxy_usage(&requests::parse_usage(key, &entries)?);
-    }
-    for usage in &report.concurrency {
-        engine.count_proxy_permits(&requests::parse_permit_usage(usage)?);
-    }
-    connection.record_report(hits, requests::parse_buckets(report)?);
-    Ok(())
 }

@@ -1,8 +1,6 @@
 //! The limits of a lease shard by count and by bytes of keys, and eviction.
 
-use std::hash::{BuildHasher as _, BuildHasherDefault};
-
-use super::{BYTES_PER_KEY, KeyHashHasher, KeyLease, LeaseKeyHash, LeaseShard};
+use super::{BYTES_PER_KEY, KeyLease, LeaseKeyHash, LeaseShard};
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::sizer::LeaseSizing;
@@ -98,12 +96,4 @@ fn a_key_that_cannot_fit_evicts_nothing() {
     }
     assert_eq!(ledgers.insert(key_hash(2), new_lease((LEASES * BYTES_PER_KEY) / 2, 2)).len(), 1);
     assert_eq!(leased_numbers(&ledgers, 3), [0, 2]);
-}
-
-#[test]
-fn the_hash_of_a_key_hash_is_its_second_half() {
-    let hasher = BuildHasherDefault::<KeyHashHasher>::default();
-    for half in [0, 1, 1 << 63, u64::MAX] {
-        assert_eq!(hasher.hash_one([7_u64, half]), half);
-    }
 }

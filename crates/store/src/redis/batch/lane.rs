@@ -52,7 +52,7 @@ impl<T: BatchItem> Default for BatchLane<T> {
 }
 
 impl<T: BatchItem> BatchLane<T> {
-    pub(super) fn can_start(&self) -> bool {
+    pub(super) fn can_start_call(&self) -> bool {
         let is_full = MAX_SCRIPT_MICROS <= self.waiting_micros;
         let is_delayed = self.delaying_call.is_some() && !is_full;
         self.open_groups == 0 && self.in_flight < MAX_CALLS_IN_FLIGHT && !is_delayed
@@ -77,7 +77,7 @@ impl<T: BatchItem> BatchLane<T> {
     }
 
     pub(super) fn next_batch(&mut self) -> Option<NumberedBatch<T>> {
-        if !self.can_start() {
+        if !self.can_start_call() {
             return None;
         }
         let batch = self.take_batch();

@@ -11,9 +11,7 @@
 //!
 //! Times are rounded down to microseconds. Counts above 2^32 - 1 become 2^32 - 1.
 
-use sha2::{Digest as _, Sha256};
-
-use super::{InvalidReply, MAX_KEY_BYTES};
+use super::{InvalidReply, with_name};
 use crate::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
 use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
 use crate::kernel::coordinator::{Grant, HeartbeatReply};
@@ -89,15 +87,7 @@ pub fn incarnation_key(prefix: &[u8]) -> Vec<u8> {
 /// The key of a concurrency limit's state.
 #[must_use]
 pub fn state_key(bucket: &[u8], prefix: &[u8]) -> Vec<u8> {
-    let mut key = [prefix, b"sg:{fleet}:c:"].concat();
-    if bucket.len() <= MAX_KEY_BYTES {
-        key.extend(bucket);
-    } else {
-        // `#` marks a hashed name: an unhashed bucket name never begins with it.
-        key.push(b'#');
-        key.extend(Sha256::digest(bucket));
-    }
-    key
+    with_name([prefix, b"sg:{fleet}:c:"].concat(), bucket)
 }
 
 fn decode_reply(report: &ShareReport, result: &[u64; FIELDS]) -> Option<HeartbeatReply> {

@@ -9,10 +9,9 @@
 //!
 //! Times are rounded down to microseconds; the longest is 140 years.
 
-use sha2::{Digest as _, Sha256};
 use siphasher::sip::SipHasher24;
 
-use super::{InvalidReply, MAX_KEY_BYTES};
+use super::{InvalidReply, with_name};
 use crate::StoreFailure;
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Nanos, Share};
@@ -93,15 +92,7 @@ impl PermitPartition {
     /// Returns the Redis key of a concurrency limit in this partition.
     #[must_use]
     pub fn limit_key(self, prefix: &[u8], bucket: &[u8]) -> Vec<u8> {
-        let mut key = self.key(prefix, b"c:");
-        if bucket.len() <= MAX_KEY_BYTES {
-            key.extend(bucket);
-        } else {
-            // `#` marks a hashed name: unhashed names begin with another byte.
-            key.push(b'#');
-            key.extend(Sha256::digest(bucket));
-        }
-        key
+        with_name(self.key(prefix, b"c:"), bucket)
     }
 }
 
