@@ -89,6 +89,9 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
                 "    limit     {} ({})",
                 concurrency_limit.text, concurrency_limit.location
             )?;
+            if let Some(row) = &concurrency_limit.from_table {
+                writeln!(out, "    table     {row}")?;
+            }
             print_bucket_state(concurrency_limit, out)?;
         }
     }
@@ -153,6 +156,9 @@ fn candidate_text(candidate: &Candidate) -> &'static str {
 
 fn print_rule(rule: &RuleExplanation, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "    limit     {}", rule.text)?;
+    if let Some(row) = &rule.from_table {
+        writeln!(out, "    table     {row}")?;
+    }
     if let Some(refill) = refill_text(rule) {
         writeln!(out, "    refill    {refill}")?;
     }

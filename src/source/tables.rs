@@ -17,6 +17,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::JoinHandle;
+
 use crate::config::tables::{LoadReport, RowFormat, Table, TableSpec, TableStates};
 use crate::kernel::units::Nanos;
 use copy::CopyFile;
@@ -67,13 +69,35 @@ struct TableLoader {
     context: TableContext,
     current: Option<Arc<Table>>,
     copy: Option<CopyFile>,
+    copying: Copying,
 }
+
+/// The last write of the copy.
+#[derive(Default)]
+struct Copying {
+    /// The digest and the instant of the last write.
+    last: Option<(u64, Nanos)>,
+    task: Option<JoinHandle<()>>,
+}
+
+impl Copying {
+    /// Returns `true` if this version is not in the copy, and another write may begin.
+    fn is_due(&self, digest: u64, now: Nanos) -> bool {
+        let is_idle = self.task.as_ref().is_none_or(JoinHandle::is_finished);
+        is_idle
+            && self.last.is_none_or(|(last, at)| last != digest && COPY_INTERVAL < now.since(at))
+    }
+}
+
+/// The pause between two writes of the copy, which may be large.
+const COPY_INTERVAL: Nanos = Nanos::from_secs(60);
 
 /// Loads a table for as long as the process runs.
 pub async fn follow(options: TableOptions, context: TableContext) {
     let TableOptions { spec, source, refresh, copy } = options;
     let copy = copy.map(CopyFile::new);
-    let mut loader = TableLoader { spec, context, current: None, copy };
+    let copying = Copying::default();
+    let mut loader = TableLoader { spec, context, current: None, copy, copying };
     loader.load_copy().await;
     match source {
         RowSource::File(path, format) => {
@@ -104,7 +128,7 @@ impl TableLoader {
             });
             let Ok((same_file, loaded)) = read.await else { return };
             file = same_file;
-            self.apply(loaded).await;
+            self.apply(loaded);
             tokio::time::sleep(Duration::from(refresh)).await;
         }
     }
@@ -116,7 +140,7 @@ impl TableLoader {
             let loaded =
                 database.read(&self.spec, self.current.as_ref(), &self.context.check, now).await;
             let has_failed = loaded.is_err();
-            self.apply(loaded).await;
+            self.apply(loaded);
             tokio::time::sleep(NOTIFIED_PAUSE.min(refresh)).await;
             // A failed read may have used up a notification, so it is repeated soon.
             let pause = if has_failed { retry.min(refresh) } else { refresh };
@@ -131,23 +155,20 @@ impl TableLoader {
         let check = Arc::clone(&self.context.check);
         let read = tokio::task::spawn_blocking(move || copy.read(&spec, &*check));
         let Ok(Some((table, report))) = read.await else { return };
+        self.copying.last = Some((table.digest(), (self.context.now)()));
         self.publish(table, report, true);
     }
 
-    async fn apply(&mut self, loaded: Loaded) {
+    fn apply(&mut self, loaded: Loaded) {
         match loaded {
             Ok(None) => self.confirm(),
             Ok(Some((table, report))) => {
-                let is_same =
-                    self.current.as_ref().is_some_and(|before| before.digest() == table.digest());
                 log_load(&table, &report);
                 self.publish(table, report, false);
-                if !is_same {
-                    self.write_copy().await;
-                }
             }
             Err(error) => self.fail(&error),
         }
+        self.write_copy_if_due();
     }
 
     fn publish(&mut self, table: Table, report: LoadReport, is_from_copy: bool) {
@@ -191,13 +212,20 @@ impl TableLoader {
         }
     }
 
-    async fn write_copy(&self) {
+    /// Writes the copy beside the reads, which must not wait for it.
+    fn write_copy_if_due(&mut self) {
         let Some((copy, table)) = self.copy.clone().zip(self.current.clone()) else { return };
-        let written = tokio::task::spawn_blocking(move || (copy.write(&table), copy)).await;
-        if let Ok((Err(error), copy)) = written {
-            let (table, path) = (self.spec.name(), copy.path().display().to_string());
-            tracing::warn!(table, path, %error, "failed to write the copy of the table");
+        let (now, digest) = ((self.context.now)(), table.digest());
+        if !self.copying.is_due(digest, now) {
+            return;
         }
+        self.copying.last = Some((digest, now));
+        self.copying.task = Some(tokio::task::spawn_blocking(move || {
+            if let Err(error) = copy.write(&table) {
+                let (table, path) = (table.name(), copy.path().display().to_string());
+                tracing::warn!(table, path, %error, "failed to write the copy of the table");
+            }
+        }));
     }
 }
 

@@ -137,6 +137,8 @@ fn an_operator_sets_the_amount_of_a_row_for_a_while() {
     let set = |arguments: &[&str]| table(&service, &[arguments, &reason].concat());
     let done = said(&set(&["set", "customers", "shut", "api=2", "--for", "1h"]));
     assert_eq!(done, "customers shut: api is 2 for 1h\n");
+    let row = said(&table(&service, &["get", "customers", "shut"]));
+    assert!(row.contains(r#""api":"blocked""#) && row.contains(r#""set":{"api":"2"}"#), "{row}");
     assert_eq!(allowed(&service, "shut"), 2);
     said(&set(&["set", "customers", "new", "api=unlimited", "--for", "1h"]));
     assert_eq!(allowed(&service, "new"), 20);

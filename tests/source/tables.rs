@@ -126,7 +126,7 @@ async fn a_damaged_file_changes_nothing() {
     for (damage, reason) in [
         ("", "no column `id`"),
         ("id,api\n", "1000 of 1000 ids"),
-        (&whole[..whole.len() / 2], "ids would be removed"),
+        (&whole[..whole.len() / 2], "half written"),
         (&*renamed, "1000 of 1000 ids"),
         ("\u{0}\u{1}\n", "no column `id`"),
     ] {
@@ -138,6 +138,19 @@ async fn a_damaged_file_changes_nothing() {
     }
     fs::write(&path, &whole).unwrap();
     followed.state("no error", |state| state.error.is_none()).await;
+}
+
+/// Opening a pipe would wait for a writer.
+#[tokio::test]
+async fn a_pipe_in_place_of_the_file_stops_nothing() {
+    let (_dir, path) = file();
+    let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
+    assert!(made.success());
+    let followed = start(options(&path, None));
+    followed.state("an error", |state| state.error.is_some()).await;
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, csv(0..3)).unwrap();
+    followed.rows(3).await;
 }
 
 #[tokio::test]

@@ -73,6 +73,9 @@ pub struct ConcurrencyExplanation {
     pub location: String,
     /// The concurrency limit as text, such as `64 in flight, rejected with 503`.
     pub text: String,
+    /// The row of a table that has the number of this limit (`from`), as a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_table: Option<String>,
     /// The state of the limit's bucket. Present only if a running service reported it and the
     /// bucket was used recently.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -185,11 +188,6 @@ pub fn explain(
     }
 }
 
-fn explain_concurrency(limit: &ConcurrencyLimit) -> ConcurrencyExplanation {
-    let (path, location) = (limit.path.to_string(), limit.location.to_string());
-    ConcurrencyExplanation { path, location, text: limit.to_string(), now: None }
-}
-
 fn found_rule<'t>(trace: &'t LookupTrace<'_>) -> Option<&'t Rule> {
     match &trace.outcome {
         LookupOutcome::Found(found) => Some(found.rule),
@@ -250,8 +248,29 @@ impl ExplainContext<'_> {
             nearest: near_miss::nearest_rule(self.config, self.domain, entries),
             rule: limits.next(),
             more_limits: limits.collect(),
-            concurrency: trace.and_then(|walk| walk.concurrency_limit).map(explain_concurrency),
+            concurrency: trace
+                .and_then(|walk| walk.concurrency_limit)
+                .map(|limit| self.explain_concurrency(limit, entries)),
         }
+    }
+
+    fn explain_concurrency(
+        &self,
+        own: &ConcurrencyLimit,
+        entries: &[(&str, &str)],
+    ) -> ConcurrencyExplanation {
+        let tables = &self.config.tables;
+        let column = own.from.as_deref();
+        let row = column.and_then(|column| Some((column, entries.get(column.entry)?.1)));
+        let found = row.map(|(column, id)| tables.concurrency_limit(column, id, self.now));
+        let text = match found {
+            Some(FromTable::Limit(limit)) => limit.to_string(),
+            Some(FromTable::Unlimited) => "unlimited".to_owned(),
+            _ => own.to_string(),
+        };
+        let from_table = row.map(|(column, id)| tables.describe(column, id, self.now));
+        let (path, location) = (own.path.to_string(), own.location.to_string());
+        ConcurrencyExplanation { path, location, text, from_table, now: None }
     }
 
     fn unknown_domain_outcome(&self) -> String {

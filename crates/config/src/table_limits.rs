@@ -48,6 +48,8 @@ pub struct TableLimits {
     pub(crate) tables: Arc<[Arc<Table>]>,
     rates: Vec<Slot<Limit>>,
     permits: Vec<Slot<ConcurrencyLimit>>,
+    /// The amounts that operators set.
+    set: Arc<[SetAmount]>,
     version: u32,
 }
 
@@ -170,7 +172,8 @@ impl TableLimits {
             let resize = |number: NonZeroU32| Some(limit.resized(number.get()));
             renew(&mut permits, column, sources, (resize, Some(limit.blocked())));
         }
-        Self { tables, rates, permits, version: self.version.wrapping_add(1) }
+        let (set, version) = (set.into(), self.version.wrapping_add(1));
+        Self { tables, rates, permits, set, version }
     }
 
     /// The number of this set of tables. Grows with each change.
@@ -220,8 +223,14 @@ impl TableLimits {
     #[must_use]
     pub fn describe(&self, column: &TableColumn, id: &str, now: Nanos) -> String {
         let TableColumn { table: name, column: column_name, .. } = column;
+        let is_it = |set: &&SetAmount| {
+            set.table == *name && set.column == *column_name && *set.id == *id && now < set.until
+        };
+        if let Some(SetAmount { amount, .. }) = self.set.iter().find(is_it) {
+            return format!("table `{name}`, `{id}`: an operator set `{column_name}` to {amount}");
+        }
         let Some(table) = self.table(name) else {
-            return format!("the service has no table `{name}`, so the rule's own number applies");
+            return format!("no table `{name}` is loaded, so the rule's own number applies");
         };
         let Some(row) = table.row(id) else {
             return format!("table `{name}` has no row `{id}`, so the rule's own number applies");

@@ -119,7 +119,7 @@ pub fn read_copy(
         let text = str::from_utf8(text).map_err(|_| CopyError::Damaged("it is not text"))?;
         let at = || format!("line {rows}");
         loading.add(
-            RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, problem)),
+            RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, &problem)),
             check,
         )?;
     }

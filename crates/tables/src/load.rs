@@ -2,7 +2,9 @@
 //!
 //! Guarantees:
 //! - A bad row changes nothing: the row of the earlier version stays, if there is one.
-//! - A load that removes more than `max_shrink` of the ids is refused as a whole.
+//! - If a bad row has no readable id, no id is removed.
+//! - A load that removes more than `max_shrink` of the ids, and more than one, is refused as a whole.
+//! - If more than ten deleted rows exceed `max_shrink`, they are bad, and the other changes apply.
 //! - Of two rows with one id, a full load takes the first; the second is bad.
 
 use std::borrow::Cow;
@@ -25,6 +27,9 @@ pub const MAX_ROWS: usize = 10_000_000;
 /// The largest number of bad rows that a report names.
 const MAX_NAMED: usize = 100;
 
+/// The deleted rows that one read of changes may have in any table.
+const MAX_DELETED: usize = 10;
+
 /// The result of a load.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadReport {
@@ -42,6 +47,9 @@ pub enum LoadError {
     /// More rows than [`MAX_ROWS`].
     #[error("more than {MAX_ROWS} rows")]
     TooManyRows,
+    /// The first load has only bad rows. Contains the first one.
+    #[error("all rows are bad{}", .0.as_ref().map(|first| format!(": {first}")).unwrap_or_default())]
+    NoGoodRow(Option<BadRow>),
     /// More ids would be removed than the table permits.
     #[error(
         "{removed} of {rows} ids would be removed, more than `max_shrink` ({max_shrink}%); the rows before stay"
@@ -74,12 +82,17 @@ pub struct Loading<'t> {
 struct Rejected {
     report: LoadReport,
     ids: Vec<CompactString>,
+    /// `true` if a bad row has no readable id.
+    has_unnamed: bool,
 }
 
 impl Rejected {
     fn add(&mut self, bad: BadRow) {
         self.report.bad += 1;
-        self.ids.push(CompactString::from(&*bad.row));
+        match &bad.id {
+            Some(id) => self.ids.push(CompactString::from(&**id)),
+            None => self.has_unnamed = true,
+        }
         if self.report.bad_rows.len() < MAX_NAMED {
             self.report.bad_rows.push(bad);
         }
@@ -128,14 +141,19 @@ impl<'t> Loading<'t> {
         let mut kept = 0;
         for entry in self.entries {
             if table.row(&entry.id).is_some() {
-                rejected.add(BadRow::new(&*entry.id, "the id occurs twice"));
+                rejected.add(BadRow::of_id(&entry.id, "the id occurs twice"));
                 continue;
             }
             kept += usize::from(self.before.is_some_and(|before| before.row(&entry.id).is_some()));
             table.insert(entry);
         }
         if let Some(before) = self.before {
-            check_shrink(before, before.rows().saturating_sub(kept))?;
+            check_shrink(before, before.rows().saturating_sub(kept), 1)?;
+            if rejected.has_unnamed {
+                table.keep_missing(before);
+            }
+        } else if table.rows() == 0 && 0 < rejected.report.bad {
+            return Err(LoadError::NoGoodRow(rejected.report.bad_rows.into_iter().next()));
         }
         Ok((table, rejected.report))
     }
@@ -175,7 +193,7 @@ impl Table {
         let lines = lines.lines().filter(|line| !line.is_empty()).enumerate();
         let row = |(at, line)| {
             let name = || format!("changed row {}", at + 1);
-            RawRow::from_json(line).map_err(|problem| json_bad_row(line, name, problem))
+            RawRow::from_json(line).map_err(|problem| json_bad_row(line, name, &problem))
         };
         self.with_changes(lines.map(row), check)
     }
@@ -204,15 +222,25 @@ impl Table {
                 return Err(LoadError::TooManyRows);
             }
         }
-        let is_gone = |id: &&Cow<'_, str>| self.row(id).is_some() && table.row(id).is_none();
-        check_shrink(self, deleted_ids.iter().filter(is_gone).count())?;
+        deleted_ids.retain(|id: &Cow<'_, str>| self.row(id).is_some() && table.row(id).is_none());
+        if let Err(error) = check_shrink(self, deleted_ids.len(), MAX_DELETED) {
+            for id in deleted_ids {
+                if let Some(row) = self.row(&id) {
+                    table.insert(Entry { id: CompactString::from(&*id), row: row.clone() });
+                }
+                rejected.add(BadRow::of_id(&id, &error.to_string()));
+            }
+        }
         Ok((table, rejected.report))
     }
 }
 
-fn check_shrink(before: &Table, removed: usize) -> Result<(), LoadError> {
+/// Returns an error if a load removes more than `max_shrink` of the ids, and more than `always`.
+fn check_shrink(before: &Table, removed: usize, always: usize) -> Result<(), LoadError> {
     let (rows, max_shrink) = (before.rows(), before.spec.max_shrink);
-    if removed * 100 <= rows * usize::from(max_shrink) {
+    if removed <= always.min(rows.saturating_sub(1))
+        || removed * 100 <= rows * usize::from(max_shrink)
+    {
         return Ok(());
     }
     Err(LoadError::Shrinks { removed, rows, max_shrink })
@@ -225,7 +253,10 @@ fn good_row(
     raw: &RawRow<'_>,
     check: NumberCheck<'_>,
 ) -> Result<Option<Entry>, BadRow> {
-    let bad = |problem: String| BadRow::new(&*raw.id, problem);
+    let bad = |problem: String| match &*raw.id {
+        "" => BadRow::at("a row", &problem),
+        id => BadRow::of_id(id, &problem),
+    };
     if raw.deleted {
         return raw.check_id().map(|()| None).map_err(bad);
     }

@@ -33,16 +33,36 @@ pub struct RawRow<'r> {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error("{row}: {problem}")]
 pub struct BadRow {
-    /// The id of the row, or its position if the id cannot be read.
+    /// The id of the row for people, or its position if the id cannot be read.
     pub row: Box<str>,
-    /// The problem.
+    /// The problem, without control characters.
     pub problem: Box<str>,
+    /// The id; `None` if it cannot be read.
+    #[serde(skip)]
+    pub(crate) id: Option<Box<str>>,
 }
 
+/// The longest text of a report, in characters.
+const MAX_SHOWN: usize = 200;
+
 impl BadRow {
-    pub(crate) fn new(row: impl Into<Box<str>>, problem: impl Into<Box<str>>) -> Self {
-        Self { row: row.into(), problem: problem.into() }
+    pub(crate) fn of_id(id: &str, problem: &str) -> Self {
+        Self { id: Some(id.into()), ..Self::at(id, problem) }
     }
+
+    pub(crate) fn at(place: &str, problem: &str) -> Self {
+        Self { row: printable(place), problem: printable(problem), id: None }
+    }
+}
+
+/// Returns a text that neither adds a line to a log nor changes a terminal.
+fn printable(text: &str) -> Box<str> {
+    let shown = text.chars().take(MAX_SHOWN).flat_map(|character| {
+        let is_plain = !character.is_control();
+        let escaped = (!is_plain).then(|| character.escape_default());
+        is_plain.then_some(character).into_iter().chain(escaped.into_iter().flatten())
+    });
+    shown.collect::<String>().into()
 }
 
 impl<'r> RawRow<'r> {
@@ -64,7 +84,7 @@ impl<'r> RawRow<'r> {
             "id" => self.id = text,
             "plan" => self.plan = Some(text),
             "until" => {
-                self.until = Some(parse_until(&text).ok_or_else(|| invalid(&UNTIL_PROBLEM))?);
+                self.until = parse_until(&text).map_err(|()| invalid(&UNTIL_PROBLEM))?;
             }
             "deleted" => {
                 self.deleted = match &*text {
@@ -93,10 +113,14 @@ impl<'r> RawRow<'r> {
 
 const UNTIL_PROBLEM: &str = "is not an instant such as `2026-12-31T23:59:59Z`";
 
-/// Reads an instant with its offset from UTC, as RFC 3339 or PostgreSQL write it.
-fn parse_until(text: &str) -> Option<Nanos> {
-    let instant = text.parse::<Timestamp>().ok()?;
-    Some(Nanos(u64::try_from(instant.as_nanosecond().max(0)).unwrap_or(u64::MAX)))
+/// Reads an instant with its offset from UTC, as RFC 3339 or PostgreSQL write it. An instant after
+/// the year 2553 is no end.
+fn parse_until(text: &str) -> Result<Option<Nanos>, ()> {
+    if text == "infinity" || text.starts_with("9999-12-3") {
+        return Ok(None);
+    }
+    let instant = text.parse::<Timestamp>().map_err(drop)?;
+    Ok(u64::try_from(instant.as_nanosecond().max(0)).ok().map(Nanos))
 }
 
 /// Returns an instant as text that [`RawRow::from_json`] reads.

@@ -63,7 +63,7 @@ fn read_csv(
             Err(error) if error.is_io_error() => return Err(csv_error(error)),
             Err(error) => {
                 let line = error.position().map_or(0, csv::Position::line);
-                each(Err(BadRow::new(format!("line {line}"), error.to_string())))?;
+                each(Err(BadRow::at(&format!("line {line}"), &error.to_string())))?;
             }
         }
     }
@@ -91,7 +91,7 @@ fn csv_row<'r>(
     let line = || format!("line {}", record.position().map_or(0, csv::Position::line));
     if header.len() != record.len() {
         let problem = format!("has {} columns, the first line has {}", record.len(), header.len());
-        return Err(BadRow::new(line(), problem));
+        return Err(BadRow::at(&line(), &problem));
     }
     let mut row = RawRow::default();
     let mut set = || {
@@ -100,8 +100,11 @@ fn csv_row<'r>(
     };
     match set() {
         Ok(()) => Ok(row),
-        Err(problem) if row.id.is_empty() => Err(BadRow::new(line(), problem)),
-        Err(problem) => Err(BadRow::new(&*row.id, problem)),
+        // A quote that is not closed swallows the lines after it, and the ids in them.
+        Err(problem) if row.id.is_empty() || record.iter().any(|field| field.contains('\n')) => {
+            Err(BadRow::at(&line(), &problem))
+        }
+        Err(problem) => Err(BadRow::of_id(&row.id, &problem)),
     }
 }
 
@@ -120,15 +123,15 @@ fn read_json_lines(
         match str::from_utf8(&line).map(str::trim) {
             Ok("") => {}
             Ok(text) => {
-                each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, problem)))?;
+                each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, &problem)))?;
             }
-            Err(_) => each(Err(BadRow::new(at(), "is not UTF-8")))?,
+            Err(_) => each(Err(BadRow::at(&at(), "is not UTF-8")))?,
         }
     }
 }
 
 /// Names a bad row by its id, if the id can be read.
-pub(crate) fn json_bad_row(text: &str, at: impl Fn() -> String, problem: String) -> BadRow {
+pub(crate) fn json_bad_row(text: &str, at: impl Fn() -> String, problem: &str) -> BadRow {
     let id = serde_json::from_str::<serde_json::Value>(text).ok().and_then(|row| {
         match row.get("id")? {
             serde_json::Value::String(id) => Some(id.clone()),
@@ -136,7 +139,11 @@ pub(crate) fn json_bad_row(text: &str, at: impl Fn() -> String, problem: String)
             _ => None,
         }
     });
-    BadRow::new(id.unwrap_or_else(at), problem)
+    let problem = problem.split(" at line ").next().unwrap_or_default();
+    match id {
+        Some(id) => BadRow::of_id(&id, problem),
+        None => BadRow::at(&at(), problem),
+    }
 }
 
 /// Fails on a line that is longer than [`MAX_LINE_BYTES`].

@@ -198,6 +198,17 @@ impl Table {
         before.map(|before| before.row)
     }
 
+    /// Adds the rows of `before` whose ids this table lacks.
+    pub(crate) fn keep_missing(&mut self, before: &Self) {
+        for (id, row) in before.iter() {
+            if self.row(id).is_none()
+                && let Ok(row) = self.columns.keep(&before.columns, row)
+            {
+                self.insert(Entry { id: CompactString::from(id), row });
+            }
+        }
+    }
+
     /// Removes the row of an id. Returns `true` if there was one.
     pub(crate) fn remove(&mut self, id: &str) -> bool {
         let hash = self.hasher.hash_one(id);

@@ -138,7 +138,71 @@ fn a_load_that_loses_too_many_ids_is_refused() {
     assert_eq!(load_over(Some(&before), &rows(100..200)).unwrap_err(), shrinks(100));
     let delete = |id| format!("{{\"id\": \"c{id}\", \"deleted\": true}}");
     let deleted: Vec<_> = (0..11).map(delete).collect();
-    assert_eq!(change(&before, &deleted.join("\n")).unwrap_err(), shrinks(11));
+    // Deleted rows are refused alone: the other changes apply.
+    let changes = format!("{}\n{{\"id\": \"c50\", \"api\": 7}}", deleted.join("\n"));
+    let (after, report) = change(&before, &changes).unwrap();
+    assert_eq!((after.rows(), report.bad, lookup(&after, "c50", "api")), (100, 11, number(7)));
+}
+
+/// A small table may lose an id, too.
+#[test]
+fn one_id_may_always_go_but_not_the_last_one() {
+    let (before, _) = load(&rows(0..3));
+    assert_eq!(load_over(Some(&before), &rows(1..3)).unwrap().0.rows(), 2);
+    assert!(load_over(Some(&before), &rows(2..3)).is_err());
+    let (last, _) = load(&rows(0..1));
+    assert!(load_over(Some(&last), "").is_err());
+    let delete = "{\"id\": \"c1\", \"deleted\": true}";
+    assert_eq!(change(&before, delete).unwrap().0.rows(), 2);
+}
+
+fn load_csv(before: &Table, text: &str) -> (Table, LoadReport) {
+    let mut loading = Loading::new(spec(), Some(before));
+    let mut add = |row: Result<RawRow<'_>, BadRow>| {
+        loading.add(row, &any_number).map_err(std::io::Error::other)
+    };
+    read_rows(RowFormat::Csv, text.as_bytes(), &mut add).unwrap();
+    loading.finish().unwrap()
+}
+
+/// A line without a readable id may be that of any id, such as a blocked one.
+#[test]
+fn a_line_without_an_id_removes_no_id() {
+    let (before, _) = load(&rows(0..100));
+    let csv = |text: &str| {
+        let lines: Vec<_> = (0..100).map(|id| format!("c{id},gold,\n")).collect();
+        format!("id,plan,api\n{}", lines.concat()).replace("c96,gold,\n", text)
+    };
+    for broken in ["c96,gold\n", "c96,gold,\"5\n", "\"c96,gold,\n", "c96,gold,1,2\n", ",gold,\n"] {
+        let (table, report) = load_csv(&before, &csv(broken));
+        assert!(0 < report.bad, "{broken}: {report:?}");
+        assert_eq!(table.rows(), 100, "{broken}: {report:?}");
+        assert_eq!(lookup(&table, "c96", "api"), number(60), "{broken}: the row before");
+        assert_eq!(lookup(&table, "c50", "api"), number(5_000), "{broken}: the new row");
+    }
+}
+
+#[test]
+fn a_first_load_needs_a_good_row() {
+    assert!(matches!(load_over(None, r#"{"api": 5}"#), Err(LoadError::NoGoodRow(Some(_)))));
+    assert_eq!(load("").0.rows(), 0);
+}
+
+#[test]
+fn reports_have_no_control_characters() {
+    let (before, _) = load(&rows(0..3));
+    let text = "{\"id\": \"x\\n2026 ERROR\\u001b[2J\", \"api\": \"\\u0000\"}";
+    let (_, report) = load_over(Some(&before), &format!("{}{text}", rows(0..3) + "\n")).unwrap();
+    let shown = report.bad_rows[0].to_string();
+    assert!(!shown.chars().any(char::is_control), "{shown:?}");
+}
+
+#[test]
+fn an_instant_without_end_is_no_end() {
+    for until in ["infinity", "9999-12-31T23:59:59Z", "9999-01-01T00:00:00Z"] {
+        let (table, report) = load(&format!(r#"{{"id": "a", "api": 9, "until": "{until}"}}"#));
+        assert_eq!((report.bad, lookup(&table, "a", "api")), (0, number(9)), "{until}");
+    }
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl RowDatabase for PostgresRows {
                 _ => (&self.rows, None),
             };
             let read = self.reader.read(query, since, rows).await;
-            read.map_err(|error| error.to_string())
+            read.map_err(|error| error.problem().to_owned())
         })
     }
 

@@ -11,7 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::sync::{mpsc, oneshot};
 
 use super::load::{CheckNumber, Loaded, ReadError};
-use crate::config::tables::{Loading, RowFormat, Table, TableSpec, read_rows};
+use crate::config::tables::{BadRow, Loading, RowFormat, Table, TableSpec, read_rows};
 use crate::kernel::units::Nanos;
 
 /// The time by which a read of changes overlaps the one before. A transaction may commit a row some
@@ -58,11 +58,13 @@ pub(super) struct DatabaseTable {
     /// The database's time at the start of the last good read.
     read_at: Option<SystemTime>,
     full_read_at: Option<Nanos>,
+    /// The bad rows of the last read of changes.
+    bad_rows: Vec<BadRow>,
 }
 
 impl DatabaseTable {
     pub(super) fn new(database: Box<dyn RowDatabase>) -> Self {
-        Self { database, read_at: None, full_read_at: None }
+        Self { database, read_at: None, full_read_at: None, bad_rows: Vec::new() }
     }
 
     pub(super) async fn notified(&mut self) {
@@ -159,7 +161,9 @@ impl DatabaseTable {
         let check = |column: &str, number| check(name, column, number);
         let (table, report) = before.with_json_changes(&lines, &check)?;
         self.read_at = Some(read_at);
-        let is_same = table.digest() == before.digest() && report.bad == 0;
+        // The overlap repeats the bad rows of the last reads, too.
+        let is_same = table.digest() == before.digest() && report.bad_rows == self.bad_rows;
+        self.bad_rows.clone_from(&report.bad_rows);
         Ok((!is_same).then_some((table, report)))
     }
 }

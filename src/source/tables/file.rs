@@ -1,7 +1,7 @@
 //! A table in a file of CSV or JSON lines.
 
-use std::fs::{File, Metadata};
-use std::io;
+use std::fs::{self, File, Metadata};
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -54,7 +54,10 @@ impl FileTable {
         before: Option<&Table>,
         check: &CheckNumber,
     ) -> Loaded {
-        let file = File::open(&self.path).map_err(|error| self.named(&error))?;
+        // Opening a pipe would wait for its writer.
+        let is_file = fs::metadata(&self.path).map_err(|error| self.named(&error))?.is_file();
+        let file = if is_file { File::open(&self.path) } else { File::open("/dev/null") };
+        let mut file = file.map_err(|error| self.named(&error))?;
         let metadata = file.metadata()?;
         if !metadata.is_file() || MAX_FILE_BYTES < metadata.size() {
             let path = self.path.display();
@@ -64,6 +67,12 @@ impl FileTable {
         let stamp = FileStamp::of(&metadata);
         if self.read == Some(stamp) && before.is_some() {
             return Ok(None);
+        }
+        if !ends_with_line(&mut file).map_err(|error| self.named(&error))? {
+            let path = self.path.display();
+            let problem =
+                format!("{path}: the last line has no end, so the file may be half written");
+            return Err(io::Error::other(problem).into());
         }
         let mut loading = Loading::new(Arc::clone(spec), before);
         let check = |column: &str, number| check(spec.name(), column, number);
@@ -89,4 +98,16 @@ impl FileTable {
     fn named(&self, error: &io::Error) -> io::Error {
         io::Error::new(error.kind(), format!("{}: {error}", self.path.display()))
     }
+}
+
+/// Returns `true` if the file is empty or ends with a line break. Leaves the file at its start.
+fn ends_with_line(file: &mut File) -> io::Result<bool> {
+    if file.metadata()?.len() == 0 {
+        return Ok(true);
+    }
+    let mut last = [0];
+    file.seek(SeekFrom::End(-1))?;
+    file.read_exact(&mut last)?;
+    file.seek(SeekFrom::Start(0))?;
+    Ok(last == *b"\n")
 }

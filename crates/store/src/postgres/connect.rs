@@ -55,6 +55,15 @@ pub enum ConnectError {
     WrongSchema(String),
 }
 
+impl ConnectError {
+    /// Returns the problem without its fix, which names settings of the store.
+    #[must_use]
+    pub fn problem(&self) -> &str {
+        let (Self::Refused(text) | Self::WrongSchema(text)) = self;
+        text.split("; ").next().unwrap_or(text)
+    }
+}
+
 /// Connects to the first host of `store.url` that has the attribute `target`.
 pub(super) async fn connect(
     options: &PostgresOptions,

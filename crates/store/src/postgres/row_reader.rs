@@ -24,6 +24,9 @@ use super::options::PostgresOptions;
 /// The longest duration of one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(300);
 
+/// The longest wait for a reply, such as the first row or the next one.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The size at which rows are passed on, in bytes.
 const CHUNK_BYTES: usize = 64 * 1024;
 
@@ -75,29 +78,40 @@ impl RowReader {
         }
         let closed = || ConnectError::Refused("no connection".to_owned());
         let (client, _) = self.connection.as_ref().ok_or_else(closed)?;
-        let query = format!("SELECT to_jsonb(t)::text FROM ({query}) t");
-        let started = client.query_typed("SELECT now()", &[]).await;
-        let started = started.map_err(|error| refused(&error))?;
+        let query = format!("SELECT to_jsonb(t)::text FROM (\n{query}\n) t");
+        // A function in the query must not change anything.
+        in_time(client.batch_execute("BEGIN READ ONLY")).await?;
+        let started = in_time(client.query_typed("SELECT now()", &[])).await;
+        let started = started?;
         let started = started.first().map(|row| row.try_get(0));
         let started = started.transpose().map_err(|error| refused(&error))?;
         let parameters =
             since.iter().map(|since| (since as &(dyn ToSql + Sync), Type::TIMESTAMPTZ));
-        let found = client.query_typed_raw(&query, parameters).await;
-        let mut found = std::pin::pin!(found.map_err(|error| refused(&error))?);
+        let found = in_time(client.query_typed_raw(&query, parameters)).await;
+        let mut found = std::pin::pin!(found?);
         let mut chunk = String::new();
-        while let Some(row) = found.try_next().await.map_err(|error| refused(&error))? {
+        while let Some(row) = in_time(found.try_next()).await? {
             chunk.push_str(row.try_get(0).map_err(|error| refused(&error))?);
             chunk.push('\n');
             if CHUNK_BYTES <= chunk.len() && rows.send(std::mem::take(&mut chunk)).await.is_err() {
                 return Err(ConnectError::Refused("the rows were refused".to_owned()));
             }
         }
+        in_time(client.batch_execute("COMMIT")).await?;
         if !chunk.is_empty() {
             // The receiver reports why it does not want the rows.
             rows.send(chunk).await.ok();
         }
         started.ok_or_else(|| ConnectError::Refused("no reply".to_owned()))
     }
+}
+
+/// Waits for a reply for at most [`REPLY_TIMEOUT`].
+async fn in_time<T>(
+    reply: impl Future<Output = Result<T, tokio_postgres::Error>>,
+) -> Result<T, ConnectError> {
+    let late = |_| ConnectError::Refused(format!("no reply within {REPLY_TIMEOUT:?}"));
+    timeout(REPLY_TIMEOUT, reply).await.map_err(late)?.map_err(|error| refused(&error))
 }
 
 /// Listens for notifications, over a connection of its own, until it is dropped.

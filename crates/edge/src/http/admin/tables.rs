@@ -6,10 +6,11 @@
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::actions::QueryPairs;
 use super::port::Admin;
+use crate::config::action::{ActionEffect, ActionTarget};
 use crate::config::tables::{Table, TableState, row_json};
 use crate::engine::Engine;
 use crate::http::response::{JSON, PLAIN};
@@ -79,9 +80,18 @@ impl<'q> TablesQuery<'q> {
             return Err(not_found(format!("the table `{name}` is not loaded")));
         };
         if let Some(id) = self.id {
-            let row =
-                table.row(id).ok_or_else(|| not_found(format!("`{name}` has no row `{id}`")))?;
-            return Ok(row_json(table, id, row).into());
+            let set = set_amounts(engine, name, id);
+            let mut fields = match table.row(id) {
+                Some(row) => row_json(table, id, row),
+                None if set.is_empty() => {
+                    return Err(not_found(format!("`{name}` has no row `{id}`")));
+                }
+                None => Map::from_iter([("id".to_owned(), id.into())]),
+            };
+            if !set.is_empty() {
+                fields.insert("set".to_owned(), set.into());
+            }
+            return Ok(fields.into());
         }
         let has_plan = |plan: Option<&str>| self.plan.is_none_or(|wanted| plan == Some(wanted));
         let rows = table.iter().filter(|(_, row)| has_plan(table.plan_name(row)));
@@ -97,6 +107,21 @@ impl<'q> TablesQuery<'q> {
             rows.into_iter().take(limit).map(|(id, row)| row_json(table, id, row)).collect();
         Ok(json!({ "count": count, "rows": shown }))
     }
+}
+
+/// Returns the amounts that operators set for an id, by column.
+fn set_amounts(engine: &Engine, table: &str, id: &str) -> Map<String, Value> {
+    let actions = engine.actions();
+    let of_id =
+        actions.iter().filter_map(|active| match (&active.action.target, active.action.effect) {
+            (ActionTarget::Amount { id: set, column }, ActionEffect::Set(amount))
+                if *active.action.domain == *table && **set == *id =>
+            {
+                Some((column.to_string(), amount.to_string().into()))
+            }
+            _ => None,
+        });
+    of_id.collect()
 }
 
 fn state_json(state: &TableState, now: Nanos) -> Value {
