@@ -4,7 +4,7 @@
 //! number. Prints memory and times, each beside its baseline in the same run. Bounds:
 //! - The table needs at most 100 MB.
 //! - A load from CSV takes at most 3 s.
-#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
+#![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::disallowed_methods)]
 
 use std::fmt::Write as _;
 use std::hint::black_box;
