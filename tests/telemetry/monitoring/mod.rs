@@ -77,7 +77,12 @@ fn every_dashboard_query_returns_data() {
     let limits = tempfile::tempdir().unwrap();
     fs::write(limits.path().join("shop.yaml"), LIMITS).unwrap();
     let backend = format!("redis+unix://{}", redis.socket().display());
-    let service = Service::start(limits.path(), &["--store-url".to_owned(), backend]).unwrap();
+    let rows = tempfile::NamedTempFile::with_suffix(".csv").unwrap();
+    fs::write(rows.path(), "id\nme\n").unwrap();
+    let source = format!("file://{}", rows.path().display());
+    let tables = serde_json::json!([{"name": "customers", "source": source}]).to_string();
+    let flags = ["--store-url".to_owned(), backend, "--tables".to_owned(), tables];
+    let service = Service::start(limits.path(), &flags).unwrap();
     let prometheus = Prometheus::of(service.metrics);
     let queries = queries();
     assert!(40 < queries.len(), "{} queries", queries.len());
