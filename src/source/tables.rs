@@ -17,6 +17,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
 use crate::config::tables::{LoadReport, RowFormat, Table, TableSpec, TableStates};
@@ -72,11 +73,13 @@ struct TableLoader {
     copying: Copying,
 }
 
-/// The last write of the copy.
+/// The writes of the copy.
 #[derive(Default)]
 struct Copying {
-    /// The digest and the instant of the last write.
-    last: Option<(u64, Nanos)>,
+    /// The digest of the version in the copy.
+    written: Arc<Mutex<Option<u64>>>,
+    /// The start of the last write.
+    started_at: Option<Nanos>,
     task: Option<JoinHandle<()>>,
 }
 
@@ -84,8 +87,8 @@ impl Copying {
     /// Returns `true` if this version is not in the copy, and another write may begin.
     fn is_due(&self, digest: u64, now: Nanos) -> bool {
         let is_idle = self.task.as_ref().is_none_or(JoinHandle::is_finished);
-        is_idle
-            && self.last.is_none_or(|(last, at)| last != digest && COPY_INTERVAL < now.since(at))
+        let is_time = self.started_at.is_none_or(|at| COPY_INTERVAL < now.since(at));
+        is_idle && is_time && *self.written.lock() != Some(digest)
     }
 }
 
@@ -155,7 +158,7 @@ impl TableLoader {
         let check = Arc::clone(&self.context.check);
         let read = tokio::task::spawn_blocking(move || copy.read(&spec, &*check));
         let Ok(Some((table, report))) = read.await else { return };
-        self.copying.last = Some((table.digest(), (self.context.now)()));
+        *self.copying.written.lock() = Some(table.digest());
         self.publish(table, report, true);
     }
 
@@ -219,9 +222,11 @@ impl TableLoader {
         if !self.copying.is_due(digest, now) {
             return;
         }
-        self.copying.last = Some((digest, now));
-        self.copying.task = Some(tokio::task::spawn_blocking(move || {
-            if let Err(error) = copy.write(&table) {
+        self.copying.started_at = Some(now);
+        let written = Arc::clone(&self.copying.written);
+        self.copying.task = Some(tokio::task::spawn_blocking(move || match copy.write(&table) {
+            Ok(()) => *written.lock() = Some(digest),
+            Err(error) => {
                 let (table, path) = (table.name(), copy.path().display().to_string());
                 tracing::warn!(table, path, %error, "failed to write the copy of the table");
             }

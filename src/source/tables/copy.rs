@@ -46,7 +46,8 @@ impl CopyFile {
 
     /// Replaces the copy. After a crash, the file has the old or the new copy.
     pub(super) fn write(&self, table: &Table) -> io::Result<()> {
-        let new = self.0.with_extension("new");
+        let mut new = self.0.clone().into_os_string();
+        new.push(".new");
         let mut output = BufWriter::new(File::create(&new)?);
         write_copy(table, &mut output)?;
         output.flush()?;

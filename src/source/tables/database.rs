@@ -83,9 +83,9 @@ impl DatabaseTable {
         if let Some((since, before)) = since.zip(before) {
             return self.read_changes(since, before, check).await;
         }
-        let loaded = self.read_all(spec, before, check).await?;
+        // Also if this read is refused: meanwhile, changes must arrive.
         self.full_read_at = Some(now);
-        Ok(loaded)
+        self.read_all(spec, before, check).await
     }
 
     async fn read_all(
@@ -127,7 +127,7 @@ impl DatabaseTable {
         }
         // If the loader refused the rows, the read failed for that reason.
         let loaded = loading.await.map_err(std::io::Error::other)??;
-        let read_at = read.map_err(ReadError::Database)?;
+        let read_at = read.map_err(ReadError::Source)?;
         self.read_at = Some(read_at);
         Ok(loaded)
     }
@@ -154,9 +154,9 @@ impl DatabaseTable {
             tokio::join!(self.database.read(RowRead::Since(since), sender), collect);
         let Some(lines) = lines else {
             self.full_read_at = None;
-            return Err(ReadError::Database("too many rows changed; reading all rows".to_owned()));
+            return Err(ReadError::Source("too many rows changed; reading all rows".to_owned()));
         };
-        let read_at = read.map_err(ReadError::Database)?;
+        let read_at = read.map_err(ReadError::Source)?;
         let name = before.name();
         let check = |column: &str, number| check(name, column, number);
         let (table, report) = before.with_json_changes(&lines, &check)?;

@@ -7,17 +7,18 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::load::{CheckNumber, Loaded, ReadError};
-use crate::config::tables::{Loading, RowFormat, Table, TableSpec, read_rows};
+use crate::config::tables::{LoadReport, Loading, RowFormat, Table, TableSpec, read_rows};
 
 /// The largest file, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 30;
 
-/// A table in a file, and the version of the file that was last read.
+/// A table in a file, and the version of the file that was last read, with its problem. A file with a
+/// problem is read again once it changes.
 #[derive(Debug)]
 pub(super) struct FileTable {
     path: PathBuf,
     format: RowFormat,
-    read: Option<FileStamp>,
+    read: Option<(FileStamp, Result<(), String>)>,
 }
 
 /// Changes with every write to the file, and with every file that replaces it.
@@ -54,25 +55,38 @@ impl FileTable {
         before: Option<&Table>,
         check: &CheckNumber,
     ) -> Loaded {
-        // Opening a pipe would wait for its writer.
-        let is_file = fs::metadata(&self.path).map_err(|error| self.named(&error))?.is_file();
-        let file = if is_file { File::open(&self.path) } else { File::open("/dev/null") };
-        let mut file = file.map_err(|error| self.named(&error))?;
-        let metadata = file.metadata()?;
-        if !metadata.is_file() || MAX_FILE_BYTES < metadata.size() {
-            let path = self.path.display();
-            let problem = format!("{path}: not a file of at most {MAX_FILE_BYTES} bytes");
-            return Err(io::Error::other(problem).into());
-        }
+        let named = |error| self.named(&error);
+        // Before the file is opened, because opening a pipe would wait for its writer.
+        let metadata = fs::metadata(&self.path).map_err(named)?;
         let stamp = FileStamp::of(&metadata);
-        if self.read == Some(stamp) && before.is_some() {
-            return Ok(None);
+        if !metadata.is_file() || MAX_FILE_BYTES < stamp.size {
+            return Err(self.wrong(&format!("not a file of at most {MAX_FILE_BYTES} bytes")));
         }
+        match &self.read {
+            Some((read, Ok(()))) if *read == stamp && before.is_some() => return Ok(None),
+            Some((read, Err(problem))) if *read == stamp => {
+                return Err(ReadError::Source(problem.clone()));
+            }
+            _ => {}
+        }
+        let loaded = self.load(stamp, spec, before, check);
+        let outcome = loaded.as_ref().map(|_| ()).map_err(ToString::to_string);
+        // A file that changed, or that cannot be read, may be good at the next look.
+        let is_final = !matches!(loaded, Err(ReadError::Unstable | ReadError::Io(_)));
+        self.read = is_final.then_some((stamp, outcome));
+        loaded.map(Some)
+    }
+
+    fn load(
+        &self,
+        stamp: FileStamp,
+        spec: &Arc<TableSpec>,
+        before: Option<&Table>,
+        check: &CheckNumber,
+    ) -> Result<(Table, LoadReport), ReadError> {
+        let mut file = File::open(&self.path).map_err(|error| self.named(&error))?;
         if !ends_with_line(&mut file).map_err(|error| self.named(&error))? {
-            let path = self.path.display();
-            let problem =
-                format!("{path}: the last line has no end, so the file may be half written");
-            return Err(io::Error::other(problem).into());
+            return Err(self.wrong("the last line has no end, so the file may be half written"));
         }
         let mut loading = Loading::new(Arc::clone(spec), before);
         let check = |column: &str, number| check(spec.name(), column, number);
@@ -86,13 +100,20 @@ impl FileTable {
         if let Some(error) = refused {
             return Err(error.into());
         }
-        rows.map_err(|error| self.named(&error))?;
+        match rows {
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                return Err(self.wrong(&error.to_string()));
+            }
+            rows => rows.map_err(|error| self.named(&error))?,
+        }
         if FileStamp::of(&file.metadata()?) != stamp {
             return Err(ReadError::Unstable);
         }
-        let loaded = loading.finish()?;
-        self.read = Some(stamp);
-        Ok(Some(loaded))
+        Ok(loading.finish()?)
+    }
+
+    fn wrong(&self, problem: &str) -> ReadError {
+        ReadError::Source(format!("{}: {problem}", self.path.display()))
     }
 
     fn named(&self, error: &io::Error) -> io::Error {

@@ -17,7 +17,7 @@ pub(super) enum ReadError {
     #[error(transparent)]
     Io(#[from] io::Error),
     #[error("{0}")]
-    Database(String),
+    Source(String),
     #[error("the file changed while it was read")]
     Unstable,
 }

@@ -203,14 +203,11 @@ impl TableSettings {
 
 /// Returns an error for a query that is more than one statement.
 fn check_query(field: &str, query: &str) -> Result<(), String> {
-    let is_select = query
-        .trim_start()
-        .get(..6)
-        .is_some_and(|word| word.eq_ignore_ascii_case("select") || word.get(..4) == Some("WITH"));
-    if is_select && !query.contains(';') {
+    let first = query.split_whitespace().next().unwrap_or_default().to_ascii_lowercase();
+    if matches!(&*first, "select" | "with") && !query.contains(';') {
         return Ok(());
     }
-    Err(format!("`{field}` must be one SELECT without `;`"))
+    Err(format!("`{field}` must begin with SELECT or WITH, and must not contain `;`"))
 }
 
 fn plan(name: &str, amounts: &BTreeMap<String, PlanAmount>) -> Result<PlanAmounts, String> {
@@ -243,11 +240,16 @@ impl Tables {
         if MAX_TABLES < tables.0.len() {
             return Err(format!("more than {MAX_TABLES} tables"));
         }
-        let mut names = HashSet::new();
+        let (mut names, mut copies) = (HashSet::new(), HashSet::new());
         for (at, table) in tables.0.iter().enumerate() {
             let is_new = names.insert(&table.name);
             let unique = || format!("has the name `{}` of another table", table.name);
-            let checked = table.check().and_then(|()| if is_new { Ok(()) } else { Err(unique()) });
+            let is_own_copy = table.copy.as_ref().is_none_or(|copy| copies.insert(copy));
+            let checked = table.check().and_then(|()| match (is_new, is_own_copy) {
+                (false, _) => Err(unique()),
+                (true, false) => Err("has the `copy` of another table".to_owned()),
+                (true, true) => Ok(()),
+            });
             checked.map_err(|problem| format!("at `[{at}]`: {problem}"))?;
         }
         Ok(tables)

@@ -36,12 +36,16 @@ const ALLOW: api::CounterDecision = api::CounterDecision {
 
 /// Lends 1,000 hits to the sender of a borrow message.
 fn lend() -> lease_message::Message {
+    lend_for(30 * SECOND_US)
+}
+
+fn lend_for(valid_for_us: u64) -> lease_message::Message {
     let reply = api::BorrowReply {
         decision: Some(ALLOW),
         granted: 1_000,
         kept: 0,
         outstanding_elsewhere: 0,
-        valid_for_us: 30 * SECOND_US,
+        valid_for_us,
     };
     let result = Some(borrow_result::Result::Applied(reply));
     lease_message::Message::Borrow(api::BorrowResult { result })
