@@ -233,6 +233,21 @@ fn a_limit_that_reads_an_unknown_table_is_refused_with_its_line() {
 }
 
 #[test]
+fn a_column_that_no_row_has_is_a_warning() {
+    let shop = Shop::new();
+    shop.write(ROWS);
+    let limits = LIMITS.replace("customers.api", "customers.apj");
+    fs::write(shop.limits().join("shop.yaml"), limits).unwrap();
+    let log = shop.start().log();
+    let lines = log.lines().filter(|line| line.contains("no plan and no row has this column"));
+    let lines: Vec<_> = lines.collect();
+    assert!(
+        lines.len() == 1 && lines[0].contains("apj") && lines[0].contains("shop.yaml:3"),
+        "{log}"
+    );
+}
+
+#[test]
 fn invalid_settings_of_a_table_are_named() {
     let limits = Path::new("config/limits");
     for (tables, problem) in [
@@ -251,6 +266,15 @@ fn invalid_settings_of_a_table_are_named() {
         (
             r#"[{"name": "a", "source": "file:///x.csv", "plans": {"p": {"id": 1}}}]"#,
             "`id` is a field",
+        ),
+        (
+            r#"[{"name": "a", "source": "file:///x.csv", "copy": "/c"},
+                {"name": "b", "source": "file:///x.csv", "copy": "/c"}]"#,
+            "has the `copy` of another table",
+        ),
+        (
+            r#"[{"name": "a", "source": "postgres://u@h/d", "rows": "delete from x"}]"#,
+            "must begin with SELECT or WITH",
         ),
         (r#"[{"name": "a", "source": "file:///x.csv", "row": 1}]"#, "unknown field `row`"),
     ] {

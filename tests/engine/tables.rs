@@ -10,10 +10,12 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use sluicegate::config::load;
+use sluicegate::config::table_limits::FromTable;
 use sluicegate::config::tables::{Amount, Loading, RawRow, Table, TableSpec};
+use sluicegate::config::{Limit, LimitMode, load};
 use sluicegate::engine::{AdmissionOutcome, Decision, Engine, RequestPermits};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
+use sluicegate::kernel::lease::Overshoot;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 
 use crate::edge::engine;
@@ -243,4 +245,67 @@ async fn a_later_configuration_reads_the_same_tables() {
     assert_eq!(ask(&engine, "a", 9).await.verdict, Verdict::Allow);
     assert_eq!(ask(&engine, "a", 1).await.verdict, Verdict::Deny);
     assert_eq!(ask(&engine, "b", 2).await.verdict, Verdict::Deny);
+}
+
+fn loaded_with(descriptors: &str, rows: &str) -> sluicegate::config::Config {
+    loaded(&format!("domain: d\ndescriptors:\n{descriptors}"), 1).with_tables(table(rows))
+}
+
+/// The limit of the id `a` under the first rule.
+fn sized(fields: &str, number: u32) -> Limit {
+    let rule =
+        format!("- {{key: c, rate_limit: {{unit: minute, {fields}, from: customers.api}}}}\n");
+    let config = loaded_with(&rule, &format!("{{\"id\": \"a\", \"api\": {number}}}"));
+    let own = &config.domains["d"].tree.rules().next().unwrap().limits[0];
+    let found = config.tables.rate_limit(own.from.as_ref().unwrap(), "a", Nanos(0));
+    let FromTable::Limit(limit) = found else { panic!("{found:?}") };
+    limit.clone()
+}
+
+#[test]
+fn burst_and_overshoot_follow_the_number_of_the_row() {
+    let gcra = sized("requests_per_unit: 60, strategy: gcra, burst: 10", 120);
+    assert_eq!((gcra.requests, gcra.strategy.max_at_once()), (120, 20));
+    let overshoot = |fields: &str, number| {
+        let fields = format!("requests_per_unit: 100, strategy: gcra, mode: leased, {fields}");
+        match sized(&fields, number).mode {
+            LimitMode::Leased(terms) => Some(terms.overshoot),
+            _ => None,
+        }
+    };
+    let at_most = |hits| Some(Overshoot::AtMost(Hits(hits)));
+    assert_eq!(overshoot("max_overshoot: 10%", 1_000), at_most(100));
+    assert_eq!(overshoot("max_overshoot: 10%", 9), None, "less than one hit: exact");
+    assert_eq!(overshoot("max_overshoot: 50", 1_000), at_most(50));
+    assert_eq!(overshoot("max_overshoot: 50", 20), at_most(20), "at most the limit");
+}
+
+#[tokio::test]
+async fn by_names_the_entry_with_the_id() {
+    let rule = "- {key: c, descriptors: [{key: path, rate_limit: {unit: day, requests_per_unit: 1, \
+                from: customers.api, by: c}}]}\n";
+    let engine = engine(loaded(&format!("domain: d\ndescriptors:\n{rule}"), 1));
+    engine.publish_tables(table("{\"id\": \"a\", \"plan\": \"small\"}"));
+    let ask = async |id: &str, hits: u64| {
+        let entries = smallvec::smallvec![("c", id), ("path", "a")];
+        let cost = Cost::Charge(Hits(hits));
+        let descriptor = Descriptor { entries, cost, limit: None };
+        let check = Check { domain: "d", descriptors: [descriptor].into_iter().collect() };
+        engine.decide(&check).await.unwrap().verdict
+    };
+    assert_eq!(ask("a", 3).await, Verdict::Allow);
+    // The path has the value of an id, and is none.
+    assert_eq!(ask("b", 2).await, Verdict::Deny);
+}
+
+#[tokio::test]
+async fn an_unlimited_item_of_a_list_leaves_the_others() {
+    let list = "- {key: c, rate_limits: [{unit: minute, requests_per_unit: 1, from: customers.api}, \
+                {unit: day, requests_per_unit: 4}]}\n";
+    let engine = engine(loaded(&format!("domain: d\ndescriptors:\n{list}"), 1));
+    engine.publish_tables(table("{\"id\": \"a\", \"api\": \"unlimited\"}"));
+    assert_eq!(ask(&engine, "a", 4).await.verdict, Verdict::Allow);
+    assert_eq!(ask(&engine, "a", 1).await.verdict, Verdict::Deny);
+    engine.publish_tables(table("{\"id\": \"a\", \"api\": \"blocked\"}"));
+    assert_eq!(ask(&engine, "a", 1).await.verdict, Verdict::Deny);
 }

@@ -5,12 +5,18 @@ use std::num::NonZeroU32;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, SystemTime};
 
-use sluicegate::config::tables::{RowFormat, TableSpec, TableState, TableStates};
+use futures_util::future::BoxFuture;
+
+use sluicegate::config::tables::{Amount, Lookup, RowFormat, TableSpec, TableState, TableStates};
 use sluicegate::kernel::units::Nanos;
-use sluicegate::source::tables::{RowSource, TableContext, TableOptions, follow};
+use sluicegate::source::tables::{
+    RowDatabase, RowRead, RowSource, TableContext, TableOptions, follow,
+};
 use tempfile::TempDir;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::support::waiting::soon;
@@ -36,6 +42,10 @@ fn options(path: &Path, copy: Option<PathBuf>) -> TableOptions {
 }
 
 fn start(options: TableOptions) -> Followed {
+    start_at(options, Arc::new(|| Nanos::SECOND))
+}
+
+fn start_at(options: TableOptions, now: Arc<dyn Fn() -> Nanos + Send + Sync>) -> Followed {
     let states = Arc::new(TableStates::new([("customers", "file".into())]));
     let context = TableContext {
         states: Arc::clone(&states),
@@ -43,7 +53,7 @@ fn start(options: TableOptions) -> Followed {
         check: Arc::new(|_: &str, _: &str, number: NonZeroU32| {
             if number.get() < 1_000_000 { Ok(()) } else { Err("too large".to_owned()) }
         }),
-        now: Arc::new(|| Nanos::SECOND),
+        now,
     };
     Followed { states, task: tokio::spawn(follow(options, context)) }
 }
@@ -193,4 +203,57 @@ async fn a_restart_without_its_source_serves_the_copy() {
     fs::write(&copy, &bytes[..bytes.len() / 2]).unwrap();
     let again = start(options(&path, Some(copy)));
     again.rows(10).await;
+}
+
+/// A database whose full reads lose most ids, and whose changes are right.
+struct Shrunken {
+    full_reads: usize,
+}
+
+impl RowDatabase for Shrunken {
+    fn knows_changes(&self) -> bool {
+        true
+    }
+
+    fn read(
+        &mut self,
+        read: RowRead,
+        rows: mpsc::Sender<String>,
+    ) -> BoxFuture<'_, Result<SystemTime, String>> {
+        let row = |id| format!("{{\"id\": \"c{id}\", \"api\": 1}}\n");
+        let lines: String = match read {
+            RowRead::All => {
+                self.full_reads += 1;
+                (0..if self.full_reads == 1 { 100 } else { 10 }).map(row).collect()
+            }
+            RowRead::Since(_) => format!("{{\"id\": \"c99\", \"api\": {}}}\n", self.full_reads + 1),
+        };
+        Box::pin(async move {
+            rows.send(lines).await.unwrap();
+            Ok(SystemTime::UNIX_EPOCH)
+        })
+    }
+
+    fn notified(&mut self) -> BoxFuture<'_, ()> {
+        Box::pin(std::future::pending())
+    }
+}
+
+/// All rows are read once an hour. Each look at the clock is half an hour later.
+#[tokio::test]
+async fn changes_arrive_although_the_full_reads_are_refused() {
+    let source = RowSource::Database(Box::new(Shrunken { full_reads: 0 }));
+    let (looks, mut options) = (AtomicU64::new(0), options(Path::new("unused"), None));
+    options.source = source;
+    let now = move || Nanos::from_secs(1_800 * looks.fetch_add(1, Relaxed));
+    let followed = start_at(options, Arc::new(now));
+    let amount = |state: &TableState, id: &str| {
+        let table = state.table.as_ref()?;
+        let lookup = table.lookup(id, table.column("api")?, Nanos(0));
+        Some(lookup)
+    };
+    let number = |number| Some(Lookup::Found(Amount::from_number(number)));
+    // After two refused full reads, changes still arrive.
+    let state = followed.state("a late change", |state| amount(state, "c99") == number(4)).await;
+    assert_eq!((count(&state), amount(&state, "c50")), (100, number(1)));
 }

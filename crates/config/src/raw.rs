@@ -215,7 +215,7 @@ pub struct RateLimit {
     /// zone.
     pub calendar: Option<Calendar>,
     /// The column of a table (setting `tables`) with the number of this limit for each id, such as
-    /// `customers.api`. `requests_per_unit` is the number of ids that the table does not have.
+    /// `customers.api`. An id without a row has `requests_per_unit`.
     #[schemars(schema_with = "schema::table_column")]
     pub from: Option<Spanned<String>>,
     /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.
@@ -278,7 +278,7 @@ pub struct Concurrency {
     /// The response to a request that gets no permit.
     pub reject: Option<Reject>,
     /// The column of a table (setting `tables`) with the number of this limit for each id, such as
-    /// `customers.api`. `limit` is the number of ids that the table does not have.
+    /// `customers.api`. An id without a row has `limit`.
     #[schemars(schema_with = "schema::table_column")]
     pub from: Option<Spanned<String>>,
     /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.

@@ -23,6 +23,7 @@ pub(super) mod record;
 mod retry_after;
 mod rule_stats;
 pub(super) mod stale_charges;
+mod table_plan;
 
 pub use counted::CountedHits;
 

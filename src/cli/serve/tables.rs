@@ -1,19 +1,21 @@
 //! Starts the tables that limits read, and waits for their first versions.
 
+use std::collections::HashSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::drain::ShutdownSignals;
 use super::listeners::StartupListeners;
 use super::startup_probes;
 use super::tasks::{ServeError, ServiceTasks};
-use crate::config::Config;
 use crate::config::settings::{PostgresUrl, Settings, TableSettings, TableSource};
 use crate::config::tables::{Table, TableStates};
+use crate::config::{Config, TableColumn};
 use crate::edge::health::Readiness;
 use crate::engine::Engine;
 use crate::source::tables::{self, RowDatabase, RowRead, RowSource, TableContext, TableOptions};
@@ -43,9 +45,15 @@ pub(super) fn start(
 ) -> Result<(), ServeError> {
     let (publishing, checking, timing) =
         (Arc::clone(engine), Arc::clone(engine), Arc::clone(engine));
+    let (first, warned) = (config.clone(), Mutex::default());
     let context = TableContext {
         states: Arc::clone(engine.table_states()),
-        publish: Arc::new(move |tables: Arc<[Arc<Table>]>| publishing.publish_tables(tables)),
+        publish: Arc::new(move |tables: Arc<[Arc<Table>]>| {
+            if let Some(config) = publishing.config().or_else(|| first.clone()) {
+                warn_unknown_columns(&config, &tables, &warned);
+            }
+            publishing.publish_tables(tables);
+        }),
         check: Arc::new(move |table: &str, column: &str, number: NonZeroU32| {
             let current = checking.config().or_else(|| config.clone());
             current.map_or(Ok(()), |current| current.check_table_number(table, column, number))
@@ -57,6 +65,24 @@ pub(super) fn start(
         tasks.spawn_background(tables::follow(options, context.clone()));
     }
     Ok(())
+}
+
+/// Warns once about each column that a limit reads, and that neither a plan nor a row has.
+fn warn_unknown_columns(config: &Config, tables: &[Arc<Table>], warned: &Mutex<HashSet<Box<str>>>) {
+    for (TableColumn { table, column, .. }, limit) in config.table_columns() {
+        let read = tables.iter().find(|read| *read.name() == **table);
+        if read.is_none_or(|read| read.column(column).is_some()) {
+            continue;
+        }
+        if warned.lock().insert(format!("{table}.{column} {limit}").into()) {
+            tracing::warn!(
+                table = &**table,
+                column = &**column,
+                limit,
+                "no plan and no row has this column, so the rule's own number applies to all ids"
+            );
+        }
+    }
 }
 
 fn options(table: &TableSettings) -> Result<TableOptions, String> {

@@ -1,4 +1,4 @@
-//! The audit log: who changed what, when, for how long and why.
+//! The audit log. An entry says who made a change, its duration and its reason.
 //!
 //! Guarantees:
 //! - Each entry is logged at once, as JSON.

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::config::table_limits::FromTable;
 use crate::config::tree::{self, SharedValues};
 use crate::config::{
     ChargePolicy, Config, Domain, FallbackMode, Limit, LimitWindow, Rule, RuleLimits,
@@ -26,7 +25,6 @@ use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::{FixedWindow, Windows};
 use crate::kernel::units::Nanos;
 use crate::store::{Charge, ChargeMode as ChargeRule, Charges, Placement};
-use crate::telemetry::event::{Event as _, UnknownTableId};
 
 /// The settings that affect how a check is planned.
 #[derive(Clone, Copy, Debug, Default)]
@@ -185,33 +183,6 @@ impl<'c> CheckPlan<'c> {
                 }
             }
         }
-    }
-
-    /// Returns the limit that applies to the id of a descriptor. If its table says `unlimited` or
-    /// `blocked`, adds the plan and returns `None`: no counter is charged.
-    #[inline]
-    fn limit_from_table(
-        &mut self,
-        config: &'c Config,
-        (rule, limit): (&'c Rule, &'c Limit),
-        descriptor: &Descriptor<'_>,
-        instants: PlanInstants,
-    ) -> Option<&'c Limit> {
-        let Some(column) = limit.from.as_deref() else { return Some(limit) };
-        let id = descriptor.entries.get(column.entry).map_or("", |(_, id)| *id);
-        match config.tables.rate_limit(column, id, instants.forced_at) {
-            FromTable::Limit(sized) => return Some(sized),
-            FromTable::RuleNumber => return Some(limit),
-            FromTable::UnknownId => {
-                UnknownTableId.emit();
-                return Some(limit);
-            }
-            FromTable::Unlimited => self.limits.push(LimitPlan::Unlimited(rule)),
-            // A refund changes only the counter, which may be older than the block.
-            FromTable::Blocked if matches!(descriptor.cost, Cost::Refund(_)) => return Some(limit),
-            FromTable::Blocked => self.limits.push(LimitPlan::Forced(rule, limit, Verdict::Deny)),
-        }
-        None
     }
 
     /// Removes the charges of rules that other rules of the check replace (field `replaces`).
