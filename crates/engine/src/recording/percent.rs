@@ -20,7 +20,7 @@ impl Percent {
     /// Parses `0.3%`, with at most four decimals. `None` for any other text, and above 100 %.
     ///
     /// ```
-    /// # use sluicegate::recording::percent::Percent;
+    /// # use sluicegate_engine::recording::percent::Percent;
     /// assert_eq!(Percent::parse("0.25%").unwrap().to_string(), "0.25%");
     /// assert_eq!(Percent::parse("100%"), Some(Percent::ALL));
     /// assert_eq!(Percent::parse("100.1%"), None);
