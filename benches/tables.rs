@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use sluicegate_kernel::units::Nanos;
 use sluicegate_tables::{
-    Amount, BadRow, Loading, RawRow, RowFormat, Table, TableSpec, read_copy, read_rows, write_copy,
+    Amount, BadRow, Loading, RawRow, Table, TableSpec, read_copy, read_rows, write_copy,
 };
 
 const ROWS: usize = 1_000_000;
@@ -50,7 +50,7 @@ fn load(text: &str, before: Option<&Table>) -> Table {
     let mut add = |row: Result<RawRow<'_>, BadRow>| {
         loading.add(row, &|_, _| Ok(())).map_err(io::Error::other)
     };
-    read_rows(RowFormat::Csv, text.as_bytes(), &mut add).unwrap();
+    read_rows(text.as_bytes(), &mut add).unwrap();
     let (table, report) = loading.finish().unwrap();
     assert_eq!((report.bad, table.rows()), (0, ROWS));
     table
@@ -83,7 +83,7 @@ fn main() {
             rows += usize::from(row.is_ok());
             Ok(())
         };
-        read_rows(RowFormat::Csv, text.as_bytes(), &mut count).unwrap();
+        read_rows(text.as_bytes(), &mut count).unwrap();
         assert_eq!(rows, ROWS);
     });
     timed("load again, beside the version in use", || drop(load(&text, Some(&table))));

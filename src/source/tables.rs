@@ -9,9 +9,10 @@
 //! - What a row means (see `tables`).
 
 mod copy;
-mod database;
 mod file;
+mod http;
 mod load;
+mod server;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,14 +21,15 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::config::tables::{LoadReport, RowFormat, Table, TableSpec, TableStates};
+use crate::config::tables::{LoadReport, Table, TableSpec, TableStates};
 use crate::kernel::units::Nanos;
 use copy::CopyFile;
-use database::DatabaseTable;
-pub use database::{RowDatabase, RowRead};
 use file::FileTable;
+pub use http::HttpRows;
 pub use load::CheckNumber;
 use load::{Loaded, ReadError};
+use server::ServerTable;
+pub use server::{RowRead, RowServer, RowsEnd};
 
 /// Publishes the current versions of all tables.
 pub type PublishTables = dyn Fn(Arc<[Arc<Table>]>) + Send + Sync;
@@ -35,9 +37,9 @@ pub type PublishTables = dyn Fn(Arc<[Arc<Table>]>) + Send + Sync;
 /// The source of a table's rows.
 pub enum RowSource {
     /// A file.
-    File(PathBuf, RowFormat),
-    /// A database.
-    Database(Box<dyn RowDatabase>),
+    File(PathBuf),
+    /// A server.
+    Server(Box<dyn RowServer>),
 }
 
 /// A table and where it comes from.
@@ -103,19 +105,17 @@ pub async fn follow(options: TableOptions, context: TableContext) {
     let mut loader = TableLoader { spec, context, current: None, copy, copying };
     loader.load_copy().await;
     match source {
-        RowSource::File(path, format) => {
-            loader.follow_file(FileTable::new(path, format), refresh).await;
-        }
-        RowSource::Database(database) => {
-            loader.follow_database(DatabaseTable::new(database), refresh).await;
+        RowSource::File(path) => loader.follow_file(FileTable::new(path), refresh).await,
+        RowSource::Server(server) => {
+            loader.follow_server(ServerTable::new(server), refresh).await;
         }
     }
 }
 
-/// The shortest pause between two reads of a database that notifies of changes.
+/// The shortest pause between two reads of a server that notifies of changes.
 const NOTIFIED_PAUSE: Duration = Duration::from_millis(50);
 
-/// The pause after the first failed read of a database. It doubles with each further one, up to the
+/// The pause after the first failed read of a server. It doubles with each further one, up to the
 /// pause between two reads.
 const FIRST_RETRY: Duration = Duration::from_secs(1);
 
@@ -136,19 +136,21 @@ impl TableLoader {
         }
     }
 
-    async fn follow_database(mut self, mut database: DatabaseTable, refresh: Nanos) {
+    async fn follow_server(mut self, mut server: ServerTable, refresh: Nanos) {
         let (refresh, mut retry) = (Duration::from(refresh), FIRST_RETRY);
         loop {
-            let now = (self.context.now)();
+            let start = (self.context.now)();
             let loaded =
-                database.read(&self.spec, self.current.as_ref(), &self.context.check, now).await;
+                server.read(&self.spec, self.current.as_ref(), &self.context.check, start).await;
+            let took = (self.context.now)().since(start);
             let has_failed = loaded.is_err();
             self.apply(loaded);
             tokio::time::sleep(NOTIFIED_PAUSE.min(refresh)).await;
             // A failed read may have used up a notification, so it is repeated soon.
             let pause = if has_failed { retry.min(refresh) } else { refresh };
+            let pause = server.pause(pause, took.into());
             retry = if has_failed { retry.saturating_mul(2) } else { FIRST_RETRY };
-            drop(tokio::time::timeout(pause, database.notified()).await);
+            drop(tokio::time::timeout(pause, server.notified()).await);
         }
     }
 

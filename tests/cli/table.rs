@@ -253,7 +253,20 @@ fn invalid_settings_of_a_table_are_named() {
     for (tables, problem) in [
         (r#"[{"name": "a b", "source": "file:///x.csv"}]"#, "`a b` is not a name"),
         (r#"[{"name": "a", "source": "ftp://x"}]"#, "`source` must be a URL"),
-        (r#"[{"name": "a", "source": "file:///x.txt"}]"#, "ends with `.csv`"),
+        (
+            r#"[{"name": "a", "source": "file:///x.csv", "token_file": "/t"}]"#,
+            "`token_file` has no effect on a file",
+        ),
+        (
+            r#"[{"name": "a", "source": "https://h/x", "rows": "SELECT 1"}]"#,
+            "`rows` has no effect on HTTP",
+        ),
+        (r#"[{"name": "a", "source": "https://u:p@h/x"}]"#, "`source` must be a URL"),
+        (r#"[{"name": "a", "source": "redis://h"}]"#, "`rows` is missing: the key of the hash"),
+        (
+            r#"[{"name": "a", "source": "redis://u:p@h", "rows": "k", "password_file": "/p"}]"#,
+            "both `source` and `password_file`",
+        ),
         (r#"[{"name": "a", "source": "file:///x.csv", "refresh": "1ms"}]"#, "`refresh` must be"),
         (
             r#"[{"name": "a", "source": "file:///x.csv", "max_shrink": "10"}]"#,

@@ -1,6 +1,7 @@
 //! Tables in files: swaps, half files, and the copy on disk.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::num::NonZeroU32;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -9,11 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::BoxFuture;
+use hyper::body::Bytes;
 
-use sluicegate::config::tables::{Amount, Lookup, RowFormat, TableSpec, TableState, TableStates};
+use parking_lot::Mutex;
+use sluicegate::config::tables::{Amount, Lookup, TableSpec, TableState, TableStates};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::source::tables::{
-    RowDatabase, RowRead, RowSource, TableContext, TableOptions, follow,
+    HttpRows, RowRead, RowServer, RowSource, RowsEnd, TableContext, TableOptions, follow,
 };
 use tempfile::TempDir;
 use tokio::sync::mpsc;
@@ -35,7 +38,7 @@ impl Drop for Followed {
 fn options(path: &Path, copy: Option<PathBuf>) -> TableOptions {
     TableOptions {
         spec: Arc::new(TableSpec::new("customers", [].into(), 10).unwrap()),
-        source: RowSource::File(path.to_owned(), RowFormat::Csv),
+        source: RowSource::File(path.to_owned()),
         refresh: Nanos::MILLI,
         copy,
     }
@@ -134,7 +137,7 @@ async fn a_damaged_file_changes_nothing() {
     let whole = csv(0..1_000);
     let renamed = csv(1_000..2_000);
     for (damage, reason) in [
-        ("", "no column `id`"),
+        ("", "is empty"),
         ("id,api\n", "1000 of 1000 ids"),
         (&whole[..whole.len() / 2], "half written"),
         (&*renamed, "1000 of 1000 ids"),
@@ -210,7 +213,7 @@ struct Shrunken {
     full_reads: usize,
 }
 
-impl RowDatabase for Shrunken {
+impl RowServer for Shrunken {
     fn knows_changes(&self) -> bool {
         true
     }
@@ -218,8 +221,8 @@ impl RowDatabase for Shrunken {
     fn read(
         &mut self,
         read: RowRead,
-        rows: mpsc::Sender<String>,
-    ) -> BoxFuture<'_, Result<SystemTime, String>> {
+        rows: mpsc::Sender<Bytes>,
+    ) -> BoxFuture<'_, Result<RowsEnd, String>> {
         let row = |id| format!("{{\"id\": \"c{id}\", \"api\": 1}}\n");
         let lines: String = match read {
             RowRead::All => {
@@ -229,23 +232,19 @@ impl RowDatabase for Shrunken {
             RowRead::Since(_) => format!("{{\"id\": \"c99\", \"api\": {}}}\n", self.full_reads + 1),
         };
         Box::pin(async move {
-            rows.send(lines).await.unwrap();
-            Ok(SystemTime::UNIX_EPOCH)
+            rows.send(lines.into()).await.unwrap();
+            Ok(RowsEnd::Sent(Some(SystemTime::UNIX_EPOCH)))
         })
-    }
-
-    fn notified(&mut self) -> BoxFuture<'_, ()> {
-        Box::pin(std::future::pending())
     }
 }
 
-/// All rows are read once an hour. Each look at the clock is half an hour later.
+/// All rows are read once an hour. Each look at the clock is ten minutes later.
 #[tokio::test]
 async fn changes_arrive_although_the_full_reads_are_refused() {
-    let source = RowSource::Database(Box::new(Shrunken { full_reads: 0 }));
+    let source = RowSource::Server(Box::new(Shrunken { full_reads: 0 }));
     let (looks, mut options) = (AtomicU64::new(0), options(Path::new("unused"), None));
     options.source = source;
-    let now = move || Nanos::from_secs(1_800 * looks.fetch_add(1, Relaxed));
+    let now = move || Nanos::from_secs(600 * looks.fetch_add(1, Relaxed));
     let followed = start_at(options, Arc::new(now));
     let amount = |state: &TableState, id: &str| {
         let table = state.table.as_ref()?;
@@ -256,4 +255,102 @@ async fn changes_arrive_although_the_full_reads_are_refused() {
     // After two refused full reads, changes still arrive.
     let state = followed.state("a late change", |state| amount(state, "c99") == number(4)).await;
     assert_eq!((count(&state), amount(&state, "c50")), (100, number(1)));
+}
+
+/// Answers one request with each of `replies`, over a connection of its own. The last reply stays.
+/// Returns the URL, and the requests.
+fn serve_replies(replies: Vec<String>) -> (String, Arc<Mutex<Vec<String>>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/customers", listener.local_addr().unwrap());
+    let requests = Arc::new(Mutex::new(Vec::new()));
+    let seen = Arc::clone(&requests);
+    std::thread::spawn(move || {
+        let mut replies = replies.into_iter();
+        let mut reply = String::new();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                let mut byte = [0];
+                stream.read_exact(&mut byte).unwrap();
+                request.push(byte[0]);
+            }
+            seen.lock().push(String::from_utf8(request).unwrap());
+            reply = replies.next().unwrap_or(reply);
+            stream.write_all(reply.as_bytes()).unwrap();
+        }
+    });
+    (url, requests)
+}
+
+fn reply(status: &str, headers: &str, body: &str) -> String {
+    let length = body.len();
+    format!(
+        "HTTP/1.1 {status}\r\nconnection: close\r\ncontent-length: {length}\r\n{headers}\r\n{body}"
+    )
+}
+
+fn over_http(url: String, token_file: Option<PathBuf>) -> TableOptions {
+    let source = RowSource::Server(Box::new(HttpRows::new(url, token_file, None)));
+    TableOptions { source, ..options(Path::new("unused"), None) }
+}
+
+#[tokio::test]
+async fn a_file_over_http_is_sent_again_only_with_another_etag() {
+    let dir = tempfile::tempdir().unwrap();
+    let token_file = dir.path().join("token");
+    fs::write(&token_file, "first\n").unwrap();
+    let unchanged = "HTTP/1.1 304 Not Modified\r\nconnection: close\r\n\r\n";
+    let (url, requests) = serve_replies(vec![
+        reply("200 OK", "etag: \"v1\"\r\n", &csv(0..20)),
+        unchanged.to_owned(),
+        reply("200 OK", "etag: \"v2\"\r\n", "{\"id\": \"c1\", \"api\": 7}\n"),
+        unchanged.to_owned(),
+    ]);
+    let followed = start(over_http(url, Some(token_file.clone())));
+    let digest = followed.rows(20).await.table.unwrap().digest();
+    fs::write(&token_file, "second\n").unwrap();
+    // The second file removes too many ids. That it is unchanged later does not make it good.
+    let refused = |state: &TableState| state.error.as_ref().is_some_and(|it| it.contains("19 of"));
+    followed.state("a refusal", refused).await;
+    soon("more requests", async {
+        while requests.lock().len() < 6 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    let state = followed.state("still refused", refused).await;
+    assert_eq!(state.table.unwrap().digest(), digest);
+    let requests = requests.lock().clone();
+    let has = |at: usize, text: &str| requests[at].to_ascii_lowercase().contains(text);
+    assert!(has(0, "authorization: bearer first") && !has(0, "if-none-match"), "{requests:?}");
+    assert!(has(1, "if-none-match: \"v1\""), "{requests:?}");
+    assert!(has(4, "if-none-match: \"v2\"") && has(4, "bearer second"), "{requests:?}");
+}
+
+#[tokio::test]
+async fn a_faulty_reply_changes_nothing() {
+    let whole = csv(0..100);
+    let good = reply("200 OK", "", &whole);
+    let cut = good.split_at(good.len() - whole.len() / 2).0.to_owned();
+    let faults = [
+        (reply("302 Found", "location: http://localhost/\r\n", ""), "302 Found"),
+        (reply("401 Unauthorized", "", "no token\n"), "401 Unauthorized"),
+        (reply("304 Not Modified", "", ""), "304 Not Modified"),
+        (reply("200 OK", "", ""), "is empty"),
+        (reply("200 OK", "", "<html>\n</html>\n"), "no column `id`"),
+        (reply("200 OK", "", whole.trim_end()), "last line has no end"),
+        (reply("200 OK", "", "id,api\n"), "100 of 100 ids"),
+        (cut, "end of file"),
+        (format!("HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n{whole}"), "no `Content-Length`"),
+        ("SSH-2.0-OpenSSH\r\n\r\n".to_owned(), "invalid HTTP version"),
+    ];
+    for (fault, reason) in faults {
+        let (url, _) = serve_replies(vec![good.clone(), fault.clone()]);
+        let followed = start(over_http(url, None));
+        let before = followed.rows(100).await.table.unwrap().digest();
+        let is_it = |state: &TableState| state.error.as_ref().is_some_and(|it| it.contains(reason));
+        let state = followed.state(&format!("{reason:?} for {fault:?}"), is_it).await;
+        assert_eq!(state.table.unwrap().digest(), before, "{reason}");
+    }
 }

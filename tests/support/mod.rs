@@ -21,6 +21,7 @@ pub mod resp;
 pub mod scheduling_delays;
 pub mod sentinel;
 pub mod service;
+pub mod shop;
 pub mod signals;
 pub mod store_server;
 pub mod twemproxy;

@@ -55,7 +55,7 @@ pub use choices::{
     OtlpProtocol, Overrides, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
     ResponseHeaders, StatsSink, WhenFull,
 };
-pub use events::{EventKinds, EventUrl};
+pub use events::{EventKinds, HttpUrl};
 pub use file_and_host::HostName;
 pub use file_sync::FileSync;
 pub use fraction::{Percentage, UnitFraction};

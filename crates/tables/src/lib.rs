@@ -31,7 +31,7 @@ pub use cells::{ColumnNumber, Row};
 pub use copy::{CopyError, read_copy, row_json, write_copy};
 pub use load::{LoadError, LoadReport, Loading, MAX_ROWS, NumberCheck};
 pub use row::{BadRow, MAX_ID_BYTES, RawRow};
-pub use rows::{MAX_LINE_BYTES, RowFormat, read_rows};
+pub use rows::{MAX_LINE_BYTES, read_rows};
 pub use spec::{MAX_COLUMNS, PlanAmounts, SpecError, TableSpec};
 pub use state::{TableState, TableStates};
 pub use table::{Lookup, Table};

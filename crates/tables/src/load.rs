@@ -5,7 +5,7 @@
 //! - If a bad row has no readable id, no id is removed.
 //! - A load that removes more than `max_shrink` of the ids, and more than one, is refused as a whole.
 //! - If more than ten deleted rows exceed `max_shrink`, they are bad, and the other changes apply.
-//! - Of two rows with one id, a full load takes the first; the second is bad.
+//! - Of two different rows with one id, a full load takes the first; the second is bad.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -140,8 +140,11 @@ impl<'t> Loading<'t> {
         let mut rejected = self.rejected;
         let mut kept = 0;
         for entry in self.entries {
-            if table.row(&entry.id).is_some() {
-                rejected.add(BadRow::of_id(&entry.id, "the id occurs twice"));
+            if let Some(first) = table.row(&entry.id) {
+                // A source may send a row twice if the table grows during the read.
+                if *first != entry.row {
+                    rejected.add(BadRow::of_id(&entry.id, "the id occurs twice"));
+                }
                 continue;
             }
             kept += usize::from(self.before.is_some_and(|before| before.row(&entry.id).is_some()));

@@ -9,41 +9,20 @@ use crate::spec::{FIELDS, check_column};
 /// The longest line, in bytes. Also bounds the memory for one row.
 pub const MAX_LINE_BYTES: usize = 64 * 1024;
 
-/// The format of rows in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RowFormat {
-    /// Comma-separated values with a header line, as RFC 4180.
-    Csv,
-    /// One JSON object on each line.
-    JsonLines,
-}
-
-impl RowFormat {
-    /// Returns the format of a file, by the end of its name.
-    #[must_use]
-    pub fn of_name(name: &str) -> Option<Self> {
-        match name.rsplit('.').next()? {
-            "csv" => Some(Self::Csv),
-            "jsonl" | "ndjson" => Some(Self::JsonLines),
-            _ => None,
-        }
-    }
-}
-
-/// Calls `each` with each row of `input`. A row that cannot be read is an error of its own.
+/// Calls `each` with each row of `input`: JSON lines if it begins with `{`, else comma-separated values
+/// with a header line (RFC 4180). A row that cannot be read is an error of its own.
 ///
 /// # Errors
 /// The input cannot be read, a line is longer than [`MAX_LINE_BYTES`], the header of CSV is invalid,
 /// or `each` fails.
 pub fn read_rows(
-    format: RowFormat,
     input: impl Read,
     each: &mut dyn FnMut(Result<RawRow<'_>, BadRow>) -> io::Result<()>,
 ) -> io::Result<()> {
-    let input = BoundedLines { input, line_bytes: 0 };
-    match format {
-        RowFormat::Csv => read_csv(input, each),
-        RowFormat::JsonLines => read_json_lines(BufReader::new(input), each),
+    let mut input = BufReader::new(BoundedLines { input, line_bytes: 0 });
+    match input.fill_buf()?.trim_ascii_start().first() {
+        Some(b'{') | None => read_json_lines(input, each),
+        Some(_) => read_csv(input, each),
     }
 }
 

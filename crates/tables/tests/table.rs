@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use sluicegate_kernel::units::Nanos;
 use sluicegate_tables::{
     Amount, BadRow, CopyError, LoadError, LoadReport, Loading, Lookup, MAX_LINE_BYTES, RawRow,
-    RowFormat, Table, TableSpec, read_copy, read_rows, write_copy,
+    Table, TableSpec, read_copy, read_rows, write_copy,
 };
 
 const NOW: Nanos = Nanos::from_secs(1_000_000);
@@ -40,7 +40,7 @@ fn load_over(before: Option<&Table>, rows: &str) -> Result<(Table, LoadReport), 
     let mut add = |row: Result<RawRow<'_>, BadRow>| {
         loading.add(row, &any_number).map_err(std::io::Error::other)
     };
-    read_rows(RowFormat::JsonLines, rows.as_bytes(), &mut add).unwrap();
+    read_rows(rows.as_bytes(), &mut add).unwrap();
     loading.finish()
 }
 
@@ -161,7 +161,7 @@ fn load_csv(before: &Table, text: &str) -> (Table, LoadReport) {
     let mut add = |row: Result<RawRow<'_>, BadRow>| {
         loading.add(row, &any_number).map_err(std::io::Error::other)
     };
-    read_rows(RowFormat::Csv, text.as_bytes(), &mut add).unwrap();
+    read_rows(text.as_bytes(), &mut add).unwrap();
     loading.finish().unwrap()
 }
 
@@ -223,15 +223,15 @@ fn a_change_leaves_the_earlier_version_as_it_was() {
 fn csv_and_json_lines_give_the_same_rows() {
     let csv = "plan,id,api,until\ngold,\"a,b\",,\nfree,c,7,2030-01-01T00:00:00Z\n";
     let json = "{\"plan\":\"gold\",\"id\":\"a,b\"}\n\n{\"id\":\"c\",\"plan\":\"free\",\"api\":\"7\",\"until\":\"2030-01-01 00:00:00+00\"}";
-    let read = |format, text: &str| {
+    let read = |text: &str| {
         let mut loading = Loading::new(spec(), None);
         let mut add = |row: Result<RawRow<'_>, BadRow>| {
             loading.add(row, &any_number).map_err(std::io::Error::other)
         };
-        read_rows(format, text.as_bytes(), &mut add).unwrap();
+        read_rows(text.as_bytes(), &mut add).unwrap();
         loading.finish().unwrap()
     };
-    let (csv, json) = (read(RowFormat::Csv, csv), read(RowFormat::JsonLines, json));
+    let (csv, json) = (read(csv), read(json));
     assert_eq!((csv.1.bad, json.1.bad), (0, 0), "{csv:?} {json:?}");
     assert_eq!(csv.0.digest(), json.0.digest());
     assert_eq!(csv.0.rows(), 2);
@@ -240,17 +240,17 @@ fn csv_and_json_lines_give_the_same_rows() {
 #[test]
 fn hostile_input_is_refused_within_bounds() {
     let mut ignore = |_: Result<RawRow<'_>, BadRow>| Ok(());
-    let endless = || std::io::Read::take(std::io::repeat(b'x'), 10 * MAX_LINE_BYTES as u64);
-    for format in [RowFormat::Csv, RowFormat::JsonLines] {
-        let error = read_rows(format, endless(), &mut ignore).unwrap_err();
+    for byte in [b'x', b'{'] {
+        let endless = std::io::Read::take(std::io::repeat(byte), 10 * MAX_LINE_BYTES as u64);
+        let error = read_rows(endless, &mut ignore).unwrap_err();
         assert!(error.to_string().contains("longer than"), "{error}");
     }
     for header in ["name,plan\n", "id,id\n", "id,a b\n"] {
-        assert!(read_rows(RowFormat::Csv, header.as_bytes(), &mut ignore).is_err(), "{header}");
+        assert!(read_rows(header.as_bytes(), &mut ignore).is_err(), "{header}");
     }
     let mut bad = Vec::new();
     let text = b"id,api\na\nb,1,2\n\xff,1\nc,1\n";
-    read_rows(RowFormat::Csv, &text[..], &mut |row| {
+    read_rows(&text[..], &mut |row| {
         bad.extend(row.err());
         Ok(())
     })

@@ -7,7 +7,7 @@
 pub mod cloud_events;
 mod error_text;
 pub mod event;
-mod http_client;
+pub mod http_client;
 pub mod label;
 pub mod metrics;
 pub mod otlp;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::store::replica_name;
 use super::tasks::ServiceTasks;
-use crate::config::settings::{EventUrl, Settings};
+use crate::config::settings::{HttpUrl, Settings};
 use crate::engine::events::EventOptions;
 use crate::engine::{Engine, Membership};
 use crate::telemetry::cloud_events::{EventDelivery, EventDrain, EventQueue, WebhookOptions};
@@ -45,7 +45,7 @@ pub(super) fn with_events(
     Ok((engine.with_events(options), Some(EventSetup { queue, delivery })))
 }
 
-fn webhook_options(settings: &Settings, url: &EventUrl) -> WebhookOptions {
+fn webhook_options(settings: &Settings, url: &HttpUrl) -> WebhookOptions {
     WebhookOptions {
         url: url.as_str().to_owned(),
         shown_url: url.to_string(),

@@ -213,11 +213,15 @@ fn redis_options(settings: &Settings, url: &RedisUrl) -> redis::RedisOptions {
             RedisProxy::On => redis::ProxyMode::On,
             RedisProxy::Off => redis::ProxyMode::Off,
         },
-        ..redis::RedisOptions::new(redis_topology(settings, &url.endpoint))
+        ..redis::RedisOptions::new(redis_topology(&url.endpoint, Some(settings)))
     }
 }
 
-fn redis_topology(settings: &Settings, endpoint: &RedisEndpoint) -> redis::RedisTopology {
+/// Returns the addresses of a Redis. The login of sentinels is that of the store, in `settings`.
+pub(super) fn redis_topology(
+    endpoint: &RedisEndpoint,
+    settings: Option<&Settings>,
+) -> redis::RedisTopology {
     let addresses = |list: &[HostPort]| list.iter().map(redis_address).collect();
     match endpoint {
         RedisEndpoint::Tcp(at) => redis::RedisTopology::Tcp(redis_address(at)),
@@ -227,14 +231,20 @@ fn redis_topology(settings: &Settings, endpoint: &RedisEndpoint) -> redis::Redis
             redis::RedisTopology::Sentinel(redis::SentinelOptions {
                 addresses: addresses(sentinels),
                 primary_name: primary.clone(),
-                user: Some(settings.store.sentinel.user.clone()).filter(|user| !user.is_empty()),
-                password: redis_password(
-                    settings.compat.store.sentinel_password.as_ref().map(SecretText::reveal),
-                    settings.store.sentinel.password_file.as_deref(),
-                ),
+                user: settings
+                    .map(|settings| settings.store.sentinel.user.clone())
+                    .filter(|user| !user.is_empty()),
+                password: settings.and_then(sentinel_password),
             })
         }
     }
+}
+
+fn sentinel_password(settings: &Settings) -> Option<redis::Password> {
+    redis_password(
+        settings.compat.store.sentinel_password.as_ref().map(SecretText::reveal),
+        settings.store.sentinel.password_file.as_deref(),
+    )
 }
 
 fn redis_address(address: &HostPort) -> redis::Address {

@@ -3,24 +3,28 @@
 use std::collections::HashSet;
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
+use hyper::body::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::drain::ShutdownSignals;
 use super::listeners::StartupListeners;
 use super::startup_probes;
+use super::store::redis_topology;
 use super::tasks::{ServeError, ServiceTasks};
-use crate::config::settings::{PostgresUrl, Settings, TableSettings, TableSource};
+use crate::config::settings::{PostgresUrl, RedisUrl, Settings, TableSettings, TableSource};
 use crate::config::tables::{Table, TableStates};
 use crate::config::{Config, TableColumn};
 use crate::edge::health::Readiness;
 use crate::engine::Engine;
-use crate::source::tables::{self, RowDatabase, RowRead, RowSource, TableContext, TableOptions};
+use crate::source::tables::{
+    self, HttpRows, RowRead, RowServer, RowSource, RowsEnd, TableContext, TableOptions,
+};
 use crate::store::postgres::{Listener, PostgresOptions, RowReader};
-use crate::store::redis::{Password, RedisTls};
+use crate::store::redis::{HashReader, Password, RedisOptions, RedisTls};
 
 /// The pause between two looks whether all tables are loaded.
 const LOADED_POLL_INTERVAL: Duration = Duration::from_millis(5);
@@ -87,12 +91,21 @@ fn warn_unknown_columns(config: &Config, tables: &[Arc<Table>], warned: &Mutex<H
 
 fn options(table: &TableSettings) -> Result<TableOptions, String> {
     let source = match table.source()? {
-        TableSource::File(path, format) => RowSource::File(path, format),
+        TableSource::File(path) => RowSource::File(path),
+        TableSource::Http(url) => {
+            let (token_file, ca_file) = (table.token_file.clone(), table.ca_file.clone());
+            let rows = HttpRows::new(url.as_str().to_owned(), token_file, ca_file);
+            RowSource::Server(Box::new(rows))
+        }
         TableSource::Postgres { url, rows, changes, notify } => {
             let options = postgres_options(table, &url);
             let listener = notify.map(|channel| Listener::start(options.clone(), &channel));
             let reader = RowReader::new(options);
-            RowSource::Database(Box::new(PostgresRows { reader, rows, changes, listener }))
+            RowSource::Server(Box::new(PostgresRows { reader, rows, changes, listener }))
+        }
+        TableSource::Redis { url, hash, version } => {
+            let reader = HashReader::new(redis_options(table, &url), hash, version);
+            RowSource::Server(Box::new(RedisRows(reader)))
         }
     };
     Ok(TableOptions {
@@ -104,12 +117,26 @@ fn options(table: &TableSettings) -> Result<TableOptions, String> {
 }
 
 fn postgres_options(table: &TableSettings, url: &PostgresUrl) -> PostgresOptions {
-    let tls = RedisTls { ca_file: table.ca_file.clone(), ..RedisTls::default() };
     PostgresOptions {
         password: table.password_file.clone().map(Password::File),
-        tls: url.tls.then_some(tls),
+        tls: url.tls.then(|| tls(table)),
         ..PostgresOptions::new(url.server.clone())
     }
+}
+
+fn redis_options(table: &TableSettings, url: &RedisUrl) -> RedisOptions {
+    let in_url = url.password.clone().map(Password::Plain);
+    RedisOptions {
+        user: url.user.clone(),
+        password: in_url.or_else(|| table.password_file.clone().map(Password::File)),
+        database: url.database,
+        tls: url.tls.then(|| tls(table)),
+        ..RedisOptions::new(redis_topology(&url.endpoint, None))
+    }
+}
+
+fn tls(table: &TableSettings) -> RedisTls {
+    RedisTls { ca_file: table.ca_file.clone(), ..RedisTls::default() }
 }
 
 /// A table's rows in PostgreSQL.
@@ -120,7 +147,7 @@ struct PostgresRows {
     listener: Option<Listener>,
 }
 
-impl RowDatabase for PostgresRows {
+impl RowServer for PostgresRows {
     fn knows_changes(&self) -> bool {
         self.changes.is_some()
     }
@@ -128,15 +155,15 @@ impl RowDatabase for PostgresRows {
     fn read(
         &mut self,
         read: RowRead,
-        rows: mpsc::Sender<String>,
-    ) -> BoxFuture<'_, Result<SystemTime, String>> {
+        rows: mpsc::Sender<Bytes>,
+    ) -> BoxFuture<'_, Result<RowsEnd, String>> {
         Box::pin(async move {
             let (query, since) = match (read, &self.changes) {
                 (RowRead::Since(since), Some(changes)) => (changes, Some(since)),
                 _ => (&self.rows, None),
             };
             let read = self.reader.read(query, since, rows).await;
-            read.map_err(|error| error.problem().to_owned())
+            read.map(|at| RowsEnd::Sent(Some(at))).map_err(|error| error.problem().to_owned())
         })
     }
 
@@ -145,6 +172,22 @@ impl RowDatabase for PostgresRows {
             Some(listener) => Box::pin(listener.notified()),
             None => Box::pin(std::future::pending()),
         }
+    }
+}
+
+/// A table's rows in a hash of Redis.
+struct RedisRows(HashReader);
+
+impl RowServer for RedisRows {
+    fn read(
+        &mut self,
+        _: RowRead,
+        rows: mpsc::Sender<Bytes>,
+    ) -> BoxFuture<'_, Result<RowsEnd, String>> {
+        Box::pin(async move {
+            let is_sent = self.0.read(rows).await.map_err(|error| error.to_string())?;
+            Ok(if is_sent { RowsEnd::Sent(None) } else { RowsEnd::Same })
+        })
     }
 }
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::load::{CheckNumber, Loaded, ReadError};
-use crate::config::tables::{LoadReport, Loading, RowFormat, Table, TableSpec, read_rows};
+use super::load::{CheckNumber, Loaded, ReadError, load_rows};
+use crate::config::tables::{LoadReport, Table, TableSpec};
 
 /// The largest file, in bytes.
 const MAX_FILE_BYTES: u64 = 4 << 30;
@@ -17,7 +17,6 @@ const MAX_FILE_BYTES: u64 = 4 << 30;
 #[derive(Debug)]
 pub(super) struct FileTable {
     path: PathBuf,
-    format: RowFormat,
     read: Option<(FileStamp, Result<(), String>)>,
 }
 
@@ -44,8 +43,8 @@ impl FileStamp {
 }
 
 impl FileTable {
-    pub(super) const fn new(path: PathBuf, format: RowFormat) -> Self {
-        Self { path, format, read: None }
+    pub(super) const fn new(path: PathBuf) -> Self {
+        Self { path, read: None }
     }
 
     /// Loads the table if the file is not the one that was last read.
@@ -84,28 +83,20 @@ impl FileTable {
         before: Option<&Table>,
         check: &CheckNumber,
     ) -> Result<(Table, LoadReport), ReadError> {
+        if stamp.size == 0 {
+            return Err(self.wrong("the file is empty"));
+        }
         let mut file = File::open(&self.path).map_err(|error| self.named(&error))?;
         if !ends_with_line(&mut file).map_err(|error| self.named(&error))? {
             return Err(self.wrong("the last line has no end, so the file may be half written"));
         }
-        let mut loading = Loading::new(Arc::clone(spec), before);
-        let check = |column: &str, number| check(spec.name(), column, number);
-        let mut refused = None;
-        let rows = read_rows(self.format, &file, &mut |row| {
-            loading.add(row, &check).map_err(|error| {
-                refused = Some(error.clone());
-                io::Error::other(error)
-            })
-        });
-        if let Some(error) = refused {
-            return Err(error.into());
-        }
-        match rows {
-            Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                return Err(self.wrong(&error.to_string()));
+        let loading = load_rows(spec, before, check, &file).map_err(|error| match error {
+            ReadError::Io(error) if error.kind() == io::ErrorKind::InvalidData => {
+                self.wrong(&error.to_string())
             }
-            rows => rows.map_err(|error| self.named(&error))?,
-        }
+            ReadError::Io(error) => self.named(&error).into(),
+            other => other,
+        })?;
         if FileStamp::of(&file.metadata()?) != stamp {
             return Err(ReadError::Unstable);
         }
@@ -121,11 +112,8 @@ impl FileTable {
     }
 }
 
-/// Returns `true` if the file is empty or ends with a line break. Leaves the file at its start.
+/// Returns `true` if the file ends with a line break. Leaves the file at its start.
 fn ends_with_line(file: &mut File) -> io::Result<bool> {
-    if file.metadata()?.len() == 0 {
-        return Ok(true);
-    }
     let mut last = [0];
     file.seek(SeekFrom::End(-1))?;
     file.read_exact(&mut last)?;

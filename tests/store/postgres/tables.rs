@@ -1,14 +1,9 @@
 //! A table that limits read from a real PostgreSQL, also behind a pooler and across a crash.
 
-use std::path::PathBuf;
-
 use serde_json::{Value, json};
-use tempfile::TempDir;
 
-use crate::support::http1;
 use crate::support::postgres::{PgBouncer, Postgres};
-use crate::support::service::Service;
-use crate::support::waiting::until;
+use crate::support::shop::Shop;
 
 const SCHEMA: &str = "CREATE TABLE customers (id text PRIMARY KEY, plan text, api bigint, \
     until timestamptz, deleted boolean NOT NULL DEFAULT false, \
@@ -18,58 +13,10 @@ const ROWS: &str = "SELECT id, plan, api, until FROM customers WHERE NOT deleted
 
 const CHANGES: &str = "SELECT id, plan, api, until, deleted FROM customers WHERE changed_at > $1";
 
-/// A service whose table is in a database.
-struct Shop {
-    dir: TempDir,
-    service: Service,
-}
-
-impl Shop {
-    fn start(url: &str, refresh: &str, more: &Value) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let limits = dir.path().join("limits");
-        std::fs::create_dir(&limits).unwrap();
-        let text = "domain: shop\ndescriptors:\n- {key: customer, rate_limit: {unit: hour, strategy: \
-                    gcra, requests_per_unit: 2, from: customers.api}}\n";
-        std::fs::write(limits.join("shop.yaml"), text).unwrap();
-        let mut table = json!({
-            "name": "customers", "source": url, "rows": ROWS, "refresh": refresh,
-            "copy": dir.path().join("copy"), "plans": {"free": {"api": 1}, "gold": {"api": 5}},
-        });
-        table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let flags = ["--store-url", "memory", "--tables", &json!([table]).to_string()];
-        let service = Service::start(&limits, &flags.map(str::to_owned)).unwrap();
-        Self { dir, service }
-    }
-
-    fn copy(&self) -> PathBuf {
-        self.dir.path().join("copy")
-    }
-
-    fn state(&self) -> Value {
-        let reply = http1::get(self.service.admin, "/tables", &[]).unwrap();
-        let page: Value = serde_json::from_slice(&reply.body).unwrap();
-        page["tables"][0].clone()
-    }
-
-    fn wait_for(&self, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
-        until(what, || {
-            let state = self.state();
-            if is_it(&state) { Ok(state) } else { Err(state.to_string()) }
-        })
-        .unwrap()
-    }
-
-    /// Waits until the row of a customer has this amount.
-    fn wait_for_amount(&self, customer: &str, amount: &Value) {
-        let path = format!("/tables?table=customers&id={customer}");
-        until(&format!("{customer}: {amount}"), || {
-            let reply = http1::get(self.service.admin, &path, &[]).unwrap();
-            let row: Value = serde_json::from_slice(&reply.body).unwrap_or_default();
-            if row["api"] == *amount { Ok(()) } else { Err(reply.text().clone()) }
-        })
-        .unwrap();
-    }
+fn start(url: &str, refresh: &str, more: &Value) -> Shop {
+    let mut table = json!({"source": url, "rows": ROWS, "refresh": refresh});
+    table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    Shop::start(&table)
 }
 
 fn database() -> Postgres {
@@ -91,7 +38,7 @@ fn set(server: &Postgres, customer: &str, api: &str) {
 #[test]
 fn changed_and_deleted_rows_arrive_by_polling() {
     let server = database();
-    let shop = Shop::start(&server.url(), "100ms", &json!({"changes": CHANGES}));
+    let shop = start(&server.url(), "100ms", &json!({"changes": CHANGES}));
     assert_eq!(shop.state()["rows"], 51);
     set(&server, "c7", "3");
     shop.wait_for_amount("c7", &json!(3));
@@ -107,7 +54,7 @@ fn changed_and_deleted_rows_arrive_by_polling() {
 fn a_notification_brings_a_change_at_once() {
     let server = database();
     let more = json!({"changes": CHANGES, "notify": "customers_changed"});
-    let shop = Shop::start(&server.url(), "1h", &more);
+    let shop = start(&server.url(), "1h", &more);
     let change = |api: &str| {
         set(&server, "acme", api);
         server.sql("NOTIFY customers_changed");
@@ -125,7 +72,7 @@ fn a_notification_brings_a_change_at_once() {
 #[test]
 fn a_lost_or_emptied_database_changes_nothing() {
     let mut server = database();
-    let shop = Shop::start(&server.url(), "100ms", &json!({}));
+    let shop = start(&server.url(), "100ms", &json!({}));
     let before = shop.state()["digest"].clone();
     server.sql("DELETE FROM customers");
     let state = shop.wait_for("a refusal", |state| state["error"] != Value::Null);
@@ -152,7 +99,7 @@ fn a_lost_or_emptied_database_changes_nothing() {
 fn a_table_is_read_behind_a_pooler() {
     let server = database();
     let pooler = PgBouncer::start(&server);
-    let shop = Shop::start(&pooler.url(), "100ms", &json!({"changes": CHANGES}));
+    let shop = start(&pooler.url(), "100ms", &json!({"changes": CHANGES}));
     set(&server, "c1", "4");
     shop.wait_for_amount("c1", &json!(4));
 }

@@ -35,6 +35,7 @@ mod reservations;
 mod sentinel;
 pub mod shared_concurrency;
 pub mod strict_concurrency;
+mod tables;
 mod tls;
 mod wrong_clocks;
 

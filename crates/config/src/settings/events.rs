@@ -12,15 +12,15 @@ use serde_json::{Value as Json, json};
 use super::masked_url::masked;
 use super::value::{Shape, Value, quoted};
 
-/// The URL of a program that receives events: scheme `http` or `https`, with a host.
+/// The URL of a program that receives events, or has a table: scheme `http` or `https`, with a host.
 #[derive(Clone, PartialEq, Eq)]
-pub struct EventUrl {
+pub struct HttpUrl {
     text: String,
     /// Scheme, host and port.
     origin: String,
 }
 
-impl EventUrl {
+impl HttpUrl {
     /// Returns the URL if `text` is one with the scheme `http` or `https`, a host, and neither
     /// credentials nor a fragment; otherwise `None`.
     #[must_use]
@@ -46,23 +46,23 @@ impl EventUrl {
 }
 
 /// Formats scheme, host and port.
-impl fmt::Display for EventUrl {
+impl fmt::Display for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.origin)
     }
 }
 
-impl fmt::Debug for EventUrl {
+impl fmt::Debug for HttpUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "EventUrl({self})")
+        write!(f, "HttpUrl({self})")
     }
 }
 
-impl Value for Option<EventUrl> {
+impl Value for Option<HttpUrl> {
     fn read(texts: &[&str]) -> Option<Self> {
         match texts {
             [""] => Some(None),
-            [text] => EventUrl::new(text).map(Some),
+            [text] => HttpUrl::new(text).map(Some),
             _ => None,
         }
     }
@@ -70,13 +70,13 @@ impl Value for Option<EventUrl> {
         "a URL such as https://events.internal/sluicegate, or nothing for none".to_owned()
     }
     fn show(&self) -> String {
-        let text = |url: &EventUrl| {
+        let text = |url: &HttpUrl| {
             if url.has_more_than_origin() { url.to_string() } else { url.text.clone() }
         };
         quoted(&self.as_ref().map(text).unwrap_or_default())
     }
     fn hides_secret(&self) -> bool {
-        self.as_ref().is_some_and(EventUrl::has_more_than_origin)
+        self.as_ref().is_some_and(HttpUrl::has_more_than_origin)
     }
     fn schema() -> Json {
         json!({"type": "string", "pattern": "^(https?://[^@#]+)?$"})
@@ -149,21 +149,21 @@ mod tests {
     fn only_http_urls_without_credentials_receive_events() {
         for text in ["http://127.0.0.1:80/a?b=c", "https://events.internal", "http://[::1]:8080/x"]
         {
-            assert_eq!(EventUrl::new(text).unwrap().as_str(), text);
+            assert_eq!(HttpUrl::new(text).unwrap().as_str(), text);
         }
         for text in
             ["/path", "host:80", "ftp://h/", "http://", "http://user:pw@h/", "http://h/#f", "h"]
         {
-            assert_eq!(EventUrl::new(text), None, "{text}");
+            assert_eq!(HttpUrl::new(text), None, "{text}");
         }
     }
 
     #[test]
     fn only_scheme_and_host_of_a_webhook_are_printed() {
-        let url = EventUrl::new("https://hooks.example:8443/services/T0/s3cret?token=s3cret");
+        let url = HttpUrl::new("https://hooks.example:8443/services/T0/s3cret?token=s3cret");
         assert_eq!(url.show(), r#""https://hooks.example:8443""#);
         assert!(!format!("{url:?}").contains("s3cret"));
-        assert_eq!(<Option<EventUrl>>::masked("https://me:s3cret@h/s3cret"), "https://…@h");
+        assert_eq!(<Option<HttpUrl>>::masked("https://me:s3cret@h/s3cret"), "https://…@h");
     }
 
     #[test]

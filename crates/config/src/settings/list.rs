@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use super::block::{AnyValue, Block, SettingList, blocks};
 use super::tables::Tables;
 use super::{
-    Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, EventUrl,
-    FileSync, HeaderName, HostName, HostPort, LogFormat, LogLevel, Networks, Never, Or, OtlpExport,
+    Absent, AtLeastOne, Auto, CompatSettings, DeniedBy, DescriptorValues, EventKinds, FileSync,
+    HeaderName, HostName, HostPort, HttpUrl, LogFormat, LogLevel, Networks, Never, Or, OtlpExport,
     Overrides, Percentage, PostgresDurability, PostgresPrepare, ProxyAccess, RedisProxy,
     ResponseHeaders, SecretText, StoreUrl, UnitFraction, WhenFull,
 };
@@ -368,7 +368,7 @@ blocks! {
     /// Events that are posted to another program.
     EventSettings [] {
         /// URL (`http` or `https`) to which events are posted as CloudEvents; empty for none.
-        url: Option<EventUrl> = None, "URL";
+        url: Option<HttpUrl> = None, "URL";
         /// Kinds of events to send. In the environment variable, `:` separates them.
         kinds: EventKinds = EventKinds::ALL, "kinds";
         /// Attribute `source` of all events. Receivers compare `source` and `id`, so set it the

@@ -13,10 +13,12 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+use super::events::HttpUrl;
 use super::postgres_url::PostgresUrl;
+use super::redis_url::RedisUrl;
 use super::value::{Shape, Value, block_schema};
 use crate::kernel::units::Nanos;
-use crate::tables::{Amount, PlanAmounts, RowFormat, TableSpec};
+use crate::tables::{Amount, PlanAmounts, TableSpec};
 
 /// The largest number of tables.
 const MAX_TABLES: usize = 16;
@@ -37,24 +39,30 @@ pub struct Tables(pub Vec<TableSettings>);
 pub struct TableSettings {
     /// The name. A rule reads a column of the table with `from: NAME.COLUMN`.
     pub name: String,
-    /// The URL of the source: `file:///PATH` of a file with CSV (`.csv`) or JSON lines (`.jsonl`), or
-    /// `postgres://USER@HOST/DATABASE` with the parameters of `store.url`.
+    /// The URL of the source: `file:///PATH` or `https://HOST/PATH` of CSV or JSON lines,
+    /// `postgres://USER@HOST/DATABASE`, or `redis://HOST:PORT`. The last two are written as in
+    /// `store.url`.
     pub source: String,
     /// For PostgreSQL: the query of all rows. It has the columns `id`, and as needed `plan`, `until`
-    /// and amounts.
+    /// and amounts. For Redis: the key of a hash with the rows by id, each a JSON object or the name of
+    /// a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rows: Option<String>,
     /// For PostgreSQL: the query of the rows that changed since the instant `$1`, a `timestamptz`. A
-    /// row with `deleted` removes its id. With it, all rows are read once an hour.
+    /// row with `deleted` removes its id. With it, all rows are read once an hour. For Redis: the key of
+    /// a text that every writer changes, such as a number. The hash is then read when it differs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub changes: Option<String>,
     /// For PostgreSQL: the channel on which a notification (`NOTIFY`) causes a read at once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub notify: Option<String>,
-    /// For PostgreSQL: the file with the password, if `source` has none.
+    /// For PostgreSQL and Redis: the file with the password, if `source` has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub password_file: Option<PathBuf>,
-    /// For PostgreSQL with TLS (`sslmode=require`): the CA bundle (PEM) that verifies the server's
+    /// For HTTP: the file with the token that is sent as `Authorization: Bearer TOKEN`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// With TLS (`https`, `rediss`, `sslmode=require`): the CA bundle (PEM) that verifies the server's
     /// certificate. Default: the system's CAs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca_file: Option<PathBuf>,
@@ -89,7 +97,9 @@ pub enum PlanAmount {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TableSource {
     /// A file of rows.
-    File(PathBuf, RowFormat),
+    File(PathBuf),
+    /// A file of rows over HTTP.
+    Http(HttpUrl),
     /// Queries to a database.
     Postgres {
         /// The database.
@@ -101,15 +111,47 @@ pub enum TableSource {
         /// The channel of notifications.
         notify: Option<String>,
     },
+    /// A hash.
+    Redis {
+        /// The server.
+        url: Box<RedisUrl>,
+        /// The key of the hash.
+        hash: String,
+        /// The key of a text that changes with the rows.
+        version: Option<String>,
+    },
 }
 
 impl TableSource {
-    /// Returns the source without a password.
+    /// Returns the source without a password, and of HTTP without the query, which may be a secret.
     #[must_use]
     pub fn shown(&self) -> String {
         match self {
-            Self::File(path, _) => format!("file://{}", path.display()),
+            Self::File(path) => format!("file://{}", path.display()),
+            Self::Http(url) => url.as_str().split('?').next().unwrap_or_default().to_owned(),
             Self::Postgres { url, .. } => url.to_string(),
+            Self::Redis { url, .. } => url.to_string(),
+        }
+    }
+
+    fn has_secret(&self) -> bool {
+        match self {
+            Self::File(_) => false,
+            Self::Http(url) => url.as_str().contains('?'),
+            Self::Postgres { url, .. } => url.has_password(),
+            Self::Redis { url, .. } => url.password.is_some(),
+        }
+    }
+
+    /// The fields that have an effect on this kind of source.
+    fn fields(&self) -> (&'static str, &'static [&'static str]) {
+        match self {
+            Self::File(_) => ("a file", &[]),
+            Self::Http(_) => ("HTTP", &["token_file", "ca_file"]),
+            Self::Postgres { .. } => {
+                ("PostgreSQL", &["rows", "changes", "notify", "password_file", "ca_file"])
+            }
+            Self::Redis { .. } => ("Redis", &["rows", "changes", "password_file", "ca_file"]),
         }
     }
 }
@@ -142,46 +184,55 @@ impl TableSettings {
     /// Returns the source.
     ///
     /// # Errors
-    /// The URL has another scheme, or the file name another ending.
+    /// The URL has another scheme, or a field is missing or has no effect on the source.
     pub fn source(&self) -> Result<TableSource, String> {
-        if let Some(url) = PostgresUrl::new(&self.source) {
-            let rows = self.rows.clone().ok_or("`rows` is missing: the query of all rows")?;
-            check_query("rows", &rows)?;
-            self.changes.as_ref().map_or(Ok(()), |query| check_query("changes", query))?;
-            if self.password_file.is_some() && url.has_password() {
-                return Err("both `source` and `password_file` have a password".to_owned());
-            }
-            let (changes, notify) = (self.changes.clone(), self.notify.clone());
-            let url = Box::new(url);
-            return Ok(TableSource::Postgres { url, rows, changes, notify });
-        }
-        let for_postgres = [
+        let source = self.source_of_url()?;
+        let set = [
             ("rows", self.rows.is_some()),
             ("changes", self.changes.is_some()),
             ("notify", self.notify.is_some()),
             ("password_file", self.password_file.is_some()),
+            ("token_file", self.token_file.is_some()),
             ("ca_file", self.ca_file.is_some()),
         ];
-        let unused = for_postgres.iter().find(|(_, is_set)| *is_set);
-        self.file_source().and_then(|source| match unused {
+        let (kind, fields) = source.fields();
+        let unused = set.iter().find(|(field, is_set)| *is_set && !fields.contains(field));
+        match unused {
             None => Ok(source),
-            Some((field, _)) => Err(format!("`{field}` has no effect on a file")),
-        })
+            Some((field, _)) => Err(format!("`{field}` has no effect on {kind}")),
+        }
     }
 
-    fn file_source(&self) -> Result<TableSource, String> {
-        let Some(path) = self.source.strip_prefix("file://").filter(|path| path.starts_with('/'))
-        else {
-            return Err(
-                "`source` must be a URL such as `file:///etc/sluicegate/customers.csv` or \
-                 `postgres://user@host/database`"
-                    .to_owned(),
-            );
-        };
-        let format = RowFormat::of_name(path).ok_or_else(|| {
-            "`source` must name a file that ends with `.csv`, `.jsonl` or `.ndjson`".to_owned()
-        })?;
-        Ok(TableSource::File(PathBuf::from(path), format))
+    fn source_of_url(&self) -> Result<TableSource, String> {
+        let (changes, notify) = (self.changes.clone(), self.notify.clone());
+        if let Some(path) = self.source.strip_prefix("file://").filter(|it| it.starts_with('/')) {
+            return Ok(TableSource::File(PathBuf::from(path)));
+        }
+        if let Some(url) = HttpUrl::new(&self.source) {
+            return Ok(TableSource::Http(url));
+        }
+        if let Some(url) = PostgresUrl::new(&self.source) {
+            let rows = self.rows.clone().ok_or("`rows` is missing: the query of all rows")?;
+            check_query("rows", &rows)?;
+            self.changes.as_ref().map_or(Ok(()), |query| check_query("changes", query))?;
+            self.check_password(url.has_password())?;
+            return Ok(TableSource::Postgres { url: Box::new(url), rows, changes, notify });
+        }
+        if let Some(url) = RedisUrl::new(&self.source) {
+            let hash = self.rows.clone().ok_or("`rows` is missing: the key of the hash")?;
+            self.check_password(url.password.is_some())?;
+            return Ok(TableSource::Redis { url: Box::new(url), hash, version: changes });
+        }
+        Err("`source` must be a URL such as `file:///etc/sluicegate/customers.csv`, \
+             `https://host/customers.csv`, `postgres://user@host/database` or `redis://host`"
+            .to_owned())
+    }
+
+    fn check_password(&self, is_in_url: bool) -> Result<(), String> {
+        if is_in_url && self.password_file.is_some() {
+            return Err("both `source` and `password_file` have a password".to_owned());
+        }
+        Ok(())
     }
 
     /// Returns the pause between two reads.
@@ -279,9 +330,8 @@ impl Value for Tables {
     }
 
     fn hides_secret(&self) -> bool {
-        self.0
-            .iter()
-            .any(|table| PostgresUrl::new(&table.source).is_some_and(|url| url.has_password()))
+        let mut sources = self.0.iter().filter_map(|table| table.source().ok());
+        sources.any(|source| source.has_secret())
     }
 
     fn masked(text: &str) -> String {

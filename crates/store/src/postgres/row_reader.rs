@@ -10,6 +10,7 @@
 
 use std::time::{Duration, SystemTime};
 
+use fred::bytes::Bytes;
 use futures_util::TryStreamExt as _;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -56,7 +57,7 @@ impl RowReader {
         &mut self,
         query: &str,
         since: Option<SystemTime>,
-        rows: mpsc::Sender<String>,
+        rows: mpsc::Sender<Bytes>,
     ) -> Result<SystemTime, ConnectError> {
         let read = timeout(READ_TIMEOUT, self.read_connected(query, since, rows)).await;
         let late = || ConnectError::Refused(format!("no reply within {READ_TIMEOUT:?}"));
@@ -71,7 +72,7 @@ impl RowReader {
         &mut self,
         query: &str,
         since: Option<SystemTime>,
-        rows: mpsc::Sender<String>,
+        rows: mpsc::Sender<Bytes>,
     ) -> Result<SystemTime, ConnectError> {
         if self.connection.is_none() {
             self.connection = Some(connect(&self.options, TargetSessionAttrs::Any).await?);
@@ -93,14 +94,16 @@ impl RowReader {
         while let Some(row) = in_time(found.try_next()).await? {
             chunk.push_str(row.try_get(0).map_err(|error| refused(&error))?);
             chunk.push('\n');
-            if CHUNK_BYTES <= chunk.len() && rows.send(std::mem::take(&mut chunk)).await.is_err() {
+            if CHUNK_BYTES <= chunk.len()
+                && rows.send(std::mem::take(&mut chunk).into()).await.is_err()
+            {
                 return Err(ConnectError::Refused("the rows were refused".to_owned()));
             }
         }
         in_time(client.batch_execute("COMMIT")).await?;
         if !chunk.is_empty() {
             // The receiver reports why it does not want the rows.
-            rows.send(chunk).await.ok();
+            rows.send(chunk.into()).await.ok();
         }
         started.ok_or_else(|| ConnectError::Refused("no reply".to_owned()))
     }

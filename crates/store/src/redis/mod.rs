@@ -32,6 +32,7 @@ mod connection_signals;
 pub(crate) mod files;
 mod fleet_start;
 mod fleet_store;
+mod hash_reader;
 pub mod inspect;
 mod joint_decision;
 mod keeper;
@@ -72,6 +73,7 @@ use super::{
 use crate::kernel::units::Nanos;
 use batch::Batcher;
 use codec::lease;
+pub use hash_reader::HashReader;
 use joint_decision::{JointDecision, can_reserve};
 pub use options::{
     Address, Batching, ClientIdentity, Password, ProxyMode, RedisOptions, RedisTls, RedisTopology,
