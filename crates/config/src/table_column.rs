@@ -1,5 +1,7 @@
 //! The column of a table that a limit reads.
 
+use crate::kernel::proxy_rule::TableRow;
+
 /// The column that a limit reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableColumn {
@@ -19,6 +21,12 @@ pub struct TableColumn {
 impl TableColumn {
     /// The regular expression of `from`, for the JSON Schema.
     pub(crate) const PATTERN: &str = "^[0-9A-Za-z_-]{1,64}[.][0-9A-Za-z_-]{1,64}$";
+
+    /// Returns the row of the id among the entries of a descriptor.
+    #[must_use]
+    pub fn row_of(&self, entries: &[(&str, &str)]) -> TableRow {
+        TableRow::new(&self.table, entries.get(self.entry).map_or("", |(_, id)| *id))
+    }
 
     /// Parses the field `from`: the names of a table and of a column, with a dot in between.
     pub(crate) fn parse_names(text: &str) -> Option<(&str, &str)> {

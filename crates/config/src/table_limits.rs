@@ -22,6 +22,7 @@ use sluicegate_tables::{Amount, ColumnNumber, Lookup, Table};
 use crate::concurrency::ConcurrencyLimit;
 use crate::kernel::lease::Overshoot;
 use crate::kernel::lease::sizer::{self, LeaseSizing};
+use crate::kernel::proxy_rule::TableRow;
 use crate::kernel::units::{Hits, Nanos};
 use crate::table_column::TableColumn;
 use crate::{Limit, LimitMode};
@@ -54,7 +55,7 @@ pub struct TableLimits {
 }
 
 /// An amount that an operator set for an id.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SetAmount {
     pub(crate) table: Box<str>,
     pub(crate) column: Box<str>,
@@ -198,6 +199,34 @@ impl TableLimits {
     #[must_use]
     pub fn table(&self, name: &str) -> Option<&Arc<Table>> {
         self.tables.iter().find(|table| table.name() == name)
+    }
+
+    /// Returns the rows whose amounts may differ from those of `before`; `None` if too many differ.
+    #[must_use]
+    pub fn changed_since(&self, before: &Self) -> Option<Vec<TableRow>> {
+        let mut rows = Vec::new();
+        for table in &*self.tables {
+            let earlier = before.table(table.name())?;
+            let ids = table.changed_since(earlier)?;
+            rows.extend(ids.iter().map(|id| TableRow::new(table.name(), id)));
+        }
+        let in_one = |a: &'_ [SetAmount], b: &'_ [SetAmount]| {
+            let differs = a.iter().filter(|set| !b.contains(set));
+            differs.map(|set| TableRow::new(&set.table, &set.id)).collect::<Vec<_>>()
+        };
+        rows.extend(in_one(&self.set, &before.set));
+        rows.extend(in_one(&before.set, &self.set));
+        Some(rows)
+    }
+
+    /// Returns the instant after `now` at which an amount of an id ends; `None` if none ends.
+    #[must_use]
+    pub fn next_end(&self, row: &TableRow, now: Nanos) -> Option<Nanos> {
+        let is_own = |set: &&SetAmount| *set.table == *row.table && *set.id == *row.id;
+        let set = self.set.iter().filter(is_own).map(|set| set.until);
+        let table = self.table(&row.table);
+        let own = table.and_then(|table| table.own_amounts(table.row(&row.id)?).1);
+        set.chain(own).filter(|end| now < *end).min()
     }
 
     /// Returns the rate limit of an id at the instant `now`.

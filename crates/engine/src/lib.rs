@@ -276,7 +276,7 @@ impl Engine {
         let before = self.active.load_full();
         if let Some(before) = before.as_deref().filter(|before| before.has_rules_of(&config)) {
             let counters = Arc::clone(&before.counters);
-            return self.activate_tables(ActiveConfig { config, counters });
+            return self.activate_tables(before, ActiveConfig { config, counters });
         }
         let counters = before.as_deref().map(|before| &*before.counters);
         let counters = RuleCounters::new(&config, self.policy.max_counted_rules, counters);
@@ -298,13 +298,16 @@ impl Engine {
         self.actions.load_tables(tables, self.clock.now(), |config| self.activate_config(config));
     }
 
-    fn activate_tables(&self, active: ActiveConfig) {
+    fn activate_tables(&self, before: &ActiveConfig, active: ActiveConfig) {
         let active = Arc::new(active);
         self.active.store(Some(Arc::clone(&active)));
         if active.tables.has_concurrency_limits() {
             self.reload_concurrency_limits(&active);
         }
-        self.proxies.announce_limits();
+        match active.tables.changed_since(&before.tables) {
+            Some(rows) => self.proxies.announce_rows(&rows),
+            None => self.proxies.announce_limits(),
+        }
     }
 
     /// Returns the current configuration.

@@ -10,6 +10,7 @@
 //! Not covered:
 //! - The protocol (see `crate::edge::grpc::leases`).
 
+mod asked_rows;
 mod calls;
 mod concurrency;
 mod counter;
@@ -24,6 +25,7 @@ mod votes;
 
 pub use crate::store::ChargeOutcome;
 pub use crate::store::lease::LeaseOutcome;
+pub use asked_rows::RowsChange;
 pub use concurrency::ProxyPermitUsage;
 pub use counter::{ProxyCallError, ProxyCounter};
 pub use peer::{

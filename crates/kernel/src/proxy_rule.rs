@@ -1,5 +1,6 @@
 //! The rule of a descriptor, as a proxy gets it.
 
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use super::concurrency::limiter::LimiterConfig;
@@ -31,6 +32,31 @@ pub struct ProxyRule {
     pub counter: Box<[(Box<str>, Box<str>)]>,
     /// The concurrency limit, whatever the handling is.
     pub concurrency: Option<Box<ConcurrencyRule>>,
+    /// The rows of tables that have the numbers of the limits.
+    pub rows: Box<[TableRow]>,
+}
+
+/// A row of a table that limits read.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct TableRow {
+    /// The name of the table.
+    pub table: Box<str>,
+    /// The id.
+    pub id: Box<str>,
+}
+
+impl TableRow {
+    /// Creates the name of a row.
+    #[must_use]
+    pub fn new(table: &str, id: &str) -> Self {
+        Self { table: table.into(), id: id.into() }
+    }
+
+    /// Returns a hash, the same in every process of this version.
+    #[must_use]
+    pub fn hash_value(&self) -> u64 {
+        BuildHasherDefault::<DefaultHasher>::default().hash_one(self)
+    }
 }
 
 /// How a proxy handles a descriptor.
@@ -102,6 +128,7 @@ impl ProxyRule {
             is_shadow: false,
             counter: Box::default(),
             concurrency: None,
+            rows: Box::default(),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use sluicegate_kernel::decision::Verdict;
 use sluicegate_kernel::lease::sizer::LeaseSizing;
 use sluicegate_kernel::lease::{LeaseTerms, Overshoot};
-use sluicegate_kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule};
+use sluicegate_kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule, TableRow};
 use sluicegate_kernel::units::{Hits, Nanos};
 
 use crate::api::lease_sizes::Sizes;
@@ -47,6 +47,7 @@ pub fn proxy_rule(wire: &api::RuleReply) -> Option<ProxyRule> {
         is_shadow: wire.shadow,
         counter: wire.counter.iter().map(entry).collect(),
         concurrency,
+        rows: wire.rows.iter().map(|row| TableRow::new(&row.table, &row.id)).collect(),
     })
 }
 
@@ -71,7 +72,20 @@ pub fn proxy_rule_message(rule: &ProxyRule) -> api::RuleReply {
         counter: entries(rule.counter.iter().map(|(key, value)| (&**key, &**value))),
         leased: limits.iter().map(limit_message).collect(),
         concurrency: rule.concurrency.as_deref().map(concurrency_message),
+        rows: rule.rows.iter().map(row_message).collect(),
     }
+}
+
+/// Returns the hashes of rows of tables.
+#[must_use]
+pub fn row_hashes<R: FromIterator<u64>>(wire: &[api::TableRow]) -> R {
+    wire.iter().map(|row| TableRow::new(&row.table, &row.id).hash_value()).collect()
+}
+
+/// Converts the name of a row of a table.
+#[must_use]
+pub fn row_message(row: &TableRow) -> api::TableRow {
+    api::TableRow { table: row.table.to_string(), id: row.id.to_string() }
 }
 
 fn proxy_limit(wire: &api::LeasedLimit) -> Option<ProxyLimit> {

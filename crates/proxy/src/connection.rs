@@ -22,10 +22,12 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 
 use crate::call::CallFailure;
 use crate::kernel::units::{Nanos, Revision};
+use crate::rule_table::RuleTable;
 use crate::session::{QUEUE_CAPACITY, Session};
 use crate::settings::{ProxyIdentity, ServiceSettings, TlsSettings};
 use crate::wire::api::leases_client::LeasesClient;
 use crate::wire::api::{LeaseMessage, LeaseWelcome, ProxyHello, lease_message, proxy_message};
+use crate::wire::proxy_rule::row_hashes;
 use crate::wire::{PROTOCOL, nanos};
 
 /// The interval of HTTP/2 pings, and the longest wait for their replies.
@@ -56,8 +58,11 @@ pub(crate) struct Connection {
     incarnation: u64,
     session: RwLock<Option<Arc<Session>>>,
     sessions: AtomicU64,
+    /// The number of the last change of all limits.
     limits: AtomicU64,
     changed_at: AtomicU64,
+    /// The rules that changes of rows concern.
+    rules: Arc<RuleTable>,
     fleet_info: RwLock<FleetInfo>,
     /// `true` after the first attempt to connect ended.
     has_attempted: watch::Sender<bool>,
@@ -99,6 +104,11 @@ pub(crate) struct LimitsVersion {
 }
 
 impl LimitsVersion {
+    /// Returns `true` if all limits changed after `self`, or the session is another one.
+    pub(crate) const fn is_before(self, change: Self) -> bool {
+        self.session != change.session || self.limits < change.limits
+    }
+
     /// Returns the version of the limits with this number in the same session.
     pub(crate) const fn with_number(self, limits: u64) -> Self {
         Self { limits, ..self }
@@ -116,6 +126,7 @@ impl Connection {
         identity: ProxyIdentity,
         log: LogLine,
         clock: Arc<Clock>,
+        rules: Arc<RuleTable>,
     ) -> Self {
         let random = RandomState::new().hash_one(0_u8) >> (u64::BITS - INCARNATION_BITS);
         Self {
@@ -128,17 +139,23 @@ impl Connection {
             sessions: AtomicU64::new(0),
             limits: AtomicU64::new(0),
             changed_at: AtomicU64::new(0),
+            rules,
             fleet_info: RwLock::default(),
             has_attempted: watch::Sender::new(false),
         }
     }
 
-    /// Returns the version of the limits that are in force now, as far as this proxy knows.
+    /// Returns the version of the last change of all limits, as far as this proxy knows.
     pub(crate) fn limits(&self) -> LimitsVersion {
         LimitsVersion { session: self.sessions.load(Relaxed), limits: self.limits.load(Relaxed) }
     }
 
-    /// Returns the instant of the last change of the limits, on the steady clock.
+    /// Returns the rules that this proxy knows.
+    pub(crate) const fn rules(&self) -> &Arc<RuleTable> {
+        &self.rules
+    }
+
+    /// Returns the instant of the last change of all limits, on the steady clock.
     pub(crate) fn limits_changed_at(&self) -> Nanos {
         Nanos(self.changed_at.load(Relaxed))
     }
@@ -291,6 +308,10 @@ impl Connection {
                     message: Some(lease_message::Message::LimitsChanged(changed)),
                     ..
                 })) => self.change_limits(changed.limits),
+                Ok(Some(LeaseMessage {
+                    message: Some(lease_message::Message::RowsChanged(changed)),
+                    ..
+                })) => self.rules.change_rows(&row_hashes(&changed.rows), self.clock.steady()),
                 Ok(Some(reply)) => session.receive(reply, self.clock.steady()),
                 Ok(None) => return "the stream ended".to_owned(),
                 Err(status) => return describe(&status),

@@ -15,6 +15,7 @@ use crate::kernel::units::Nanos;
 use crate::memory::DEFAULT_MEMORY_BYTES;
 use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::KnownRule;
+use crate::rule_table::RuleTable;
 use crate::settings::{LimiterSettings, ProxyIdentity, ServiceSettings, WaitSettings};
 use crate::usage::DescriptorUsage;
 use crate::wire::api;
@@ -54,7 +55,7 @@ pub(crate) fn usage_of(value: &str) -> Arc<DescriptorUsage> {
 pub(crate) fn version() -> LimitsVersion {
     let settings = ServiceSettings { address: "127.0.0.1:1".to_owned(), tls: None };
     let clock = Arc::new(Clock::manual(Nanos(0)));
-    Connection::new(settings, identity(), |_| {}, clock).limits()
+    Connection::new(settings, identity(), |_| {}, clock, Arc::new(RuleTable::new(0))).limits()
 }
 
 /// Reads a reply for `user=ann` that arrives at `now`.

@@ -8,7 +8,7 @@
 //! Guarantees:
 //! - A denied request has no permits.
 //! - No rule is charged before all rules of the request are known.
-//! - After a change of the limits, an old rule is used for at most half a second.
+//! - After a change of the limits, or of the row of a table, an old rule is used for at most half a second.
 //! - Without a connection, known rules and leased hits stay in use until they expire.
 //! - The failure rule decides requests that have to wait while their memory is full.
 //!
@@ -42,6 +42,7 @@ use crate::pending::{AnswerSlot, PendingAnswer};
 use crate::permits::Admission;
 use crate::request::{self, DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::KnownRule;
+use crate::rule_table::RuleTable;
 use crate::service_store::ServiceStore;
 use crate::settings::{LimiterSettings, WaitSettings};
 use crate::usage::UsageList;
@@ -114,7 +115,8 @@ impl Limiter {
         let memory = budget.request_part();
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let clock = Arc::new(Clock::system());
-        let connection = Connection::new(service, identity, log, Arc::clone(&clock));
+        let table = Arc::new(RuleTable::new(budget.rule_bytes()));
+        let connection = Connection::new(service, identity, log, Arc::clone(&clock), table);
         let connection = Arc::new(connection);
         let store = Arc::new(ServiceStore::new(Arc::clone(&connection)));
         let options = LeaseOptions { observe, max_keys: budget.leased_keys() };
@@ -127,7 +129,7 @@ impl Limiter {
         let (rule_clock, calls) = (Arc::clone(&clock), Arc::clone(&memory));
         let limiter = Self(Arc::new(Parts {
             leases: LeaseManager::new(Arc::clone(&clock), store, options),
-            rules: Rules::new(Arc::clone(&connection), rule_clock, budget, calls),
+            rules: Rules::new(Arc::clone(&connection), rule_clock, calls),
             concurrency,
             usage: UsageList::new(budget.usage_bytes()),
             hasher: DescriptorHasher::new(),

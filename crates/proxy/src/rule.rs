@@ -1,7 +1,9 @@
 //! A rule of Sluicegate for one descriptor, as this proxy knows it.
 
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use sluicegate_lease::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
@@ -11,7 +13,7 @@ use crate::connection::LimitsVersion;
 use crate::kernel::decision::{Cost, Enforcement, RuleVerdict, Verdict};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::LeaseTerms;
-use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule};
+use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule, TableRow};
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Unit};
@@ -31,6 +33,10 @@ pub(crate) struct KnownRule {
     /// The charges of a request of one hit, if the rule is leased.
     pub(crate) charges: Option<Box<Charges>>,
     pub(crate) usage: Arc<DescriptorUsage>,
+    /// The hashes of the rows of tables that have the numbers of the limits.
+    rows: Box<[u64]>,
+    /// The instant at which one of the rows changed, on the steady clock. 0 if none has.
+    changed_at: AtomicU64,
     /// `true` while the rule is fetched again in the background.
     pub(crate) is_refreshing: AtomicBool,
 }
@@ -53,8 +59,27 @@ impl KnownRule {
             _ => None,
         };
         let version = version.with_number(reply.limits);
-        let is_refreshing = AtomicBool::new(false);
-        Self { reply, version, received_at: now, charges, usage, is_refreshing }
+        let rows = std::mem::take(&mut reply.rows).iter().map(TableRow::hash_value).collect();
+        let (changed_at, is_refreshing) = (AtomicU64::new(0), AtomicBool::new(false));
+        Self { reply, version, received_at: now, charges, usage, rows, changed_at, is_refreshing }
+    }
+
+    /// Returns `true` if the numbers of the limits are in one of these rows.
+    pub(crate) fn reads_any(&self, rows: &HashSet<u64>) -> bool {
+        self.rows.iter().any(|row| rows.contains(row))
+    }
+
+    /// Records that a row changed, unless the rule reads no table.
+    pub(crate) fn mark_changed(&self, now: Nanos) {
+        if !self.rows.is_empty() {
+            self.changed_at.store(now.0.max(1), Relaxed);
+        }
+    }
+
+    /// Returns the instant at which a row changed.
+    pub(crate) fn changed_at(&self) -> Option<Nanos> {
+        let at = self.changed_at.load(Relaxed);
+        (at != 0).then_some(Nanos(at))
     }
 
     /// Returns the size in bytes with a constant, and of the lease charges as far as they are in
@@ -71,7 +96,7 @@ impl KnownRule {
             size_of_val(&**limit) + limit.bucket.len() + limit.path.len() + limit.reject.body.len()
         });
         let texts = self.usage.descriptor.text_bytes() + text(&self.reply.path);
-        RULE_BYTES + texts + charges + limits + concurrency
+        RULE_BYTES + size_of_val(&*self.rows) + texts + charges + limits + concurrency
     }
 
     pub(crate) fn is_expired(&self, now: Nanos) -> bool {

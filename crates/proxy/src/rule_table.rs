@@ -8,13 +8,16 @@
 //! Each shard has a young and an old map, of equal largest sizes. When the young map is full, it
 //! replaces the old one. A rule that is found in the old map moves to the young one.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::BuildHasherDefault;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::RwLock;
 use sluicegate_lease::half_hasher::HalfHasher;
 
+use crate::kernel::units::Nanos;
 use crate::request::DescriptorHash;
 use crate::rule::KnownRule;
 
@@ -35,13 +38,30 @@ pub(crate) struct RuleTable {
     shards: Box<[RwLock<Shard>]>,
     /// The largest size of the young rules of a shard, in bytes.
     max_young: usize,
+    /// The number of calls of [`RuleTable::change_rows`].
+    row_changes: AtomicU64,
 }
 
 impl RuleTable {
     /// Creates a table of at most `max_bytes`.
     pub(crate) fn new(max_bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| RwLock::default()).collect();
-        Self { shards, max_young: max_bytes / 2 / SHARDS }
+        Self { shards, max_young: max_bytes / 2 / SHARDS, row_changes: AtomicU64::new(0) }
+    }
+
+    /// Records that rows of tables changed, by their hashes. Cost: O(rules).
+    pub(crate) fn change_rows(&self, rows: &HashSet<u64>, now: Nanos) {
+        self.row_changes.fetch_add(1, SeqCst);
+        for shard in &self.shards {
+            let shard = shard.read();
+            let rules = shard.young.values().chain(shard.old.values());
+            rules.filter(|rule| rule.reads_any(rows)).for_each(|rule| rule.mark_changed(now));
+        }
+    }
+
+    /// Returns the number of changes of rows so far.
+    pub(crate) fn row_changes(&self) -> u64 {
+        self.row_changes.load(SeqCst)
     }
 
     pub(crate) fn find(&self, hash: DescriptorHash) -> Option<Arc<KnownRule>> {

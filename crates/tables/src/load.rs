@@ -18,7 +18,7 @@ use crate::cells::Row;
 use crate::columns::Columns;
 use crate::row::{BadRow, RawRow};
 use crate::rows::json_bad_row;
-use crate::table::{Entry, Table};
+use crate::table::{Entry, RowChanges, Table};
 use crate::{Amount, TableSpec};
 
 /// The largest number of rows of a table.
@@ -139,6 +139,8 @@ impl<'t> Loading<'t> {
         let mut table = Table::with_room(self.spec, self.columns, room);
         let mut rejected = self.rejected;
         let mut kept = 0;
+        let same_columns = self.before.filter(|before| before.columns().eq(table.columns.names()));
+        let mut changes = same_columns.map(RowChanges::since);
         for entry in self.entries {
             if let Some(first) = table.row(&entry.id) {
                 // A source may send a row twice if the table grows during the read.
@@ -147,7 +149,11 @@ impl<'t> Loading<'t> {
                 }
                 continue;
             }
-            kept += usize::from(self.before.is_some_and(|before| before.row(&entry.id).is_some()));
+            let earlier = self.before.and_then(|before| before.row(&entry.id));
+            kept += usize::from(earlier.is_some());
+            if let Some(changes) = changes.as_mut().filter(|_| earlier != Some(&entry.row)) {
+                changes.add(&entry.id);
+            }
             table.insert(entry);
         }
         if let Some(before) = self.before {
@@ -155,6 +161,11 @@ impl<'t> Loading<'t> {
             if rejected.has_unnamed {
                 table.keep_missing(before);
             }
+            if let Some(changes) = changes.as_mut().filter(|_| kept < before.rows()) {
+                let removed = before.iter().filter(|(id, _)| table.row(id).is_none());
+                removed.for_each(|(id, _)| changes.add(&CompactString::from(id)));
+            }
+            table.changes = changes.and_then(RowChanges::whole);
         } else if table.rows() == 0 && 0 < rejected.report.bad {
             return Err(LoadError::NoGoodRow(rejected.report.bad_rows.into_iter().next()));
         }
@@ -212,13 +223,18 @@ impl Table {
     ) -> Result<(Self, LoadReport), LoadError> {
         let (mut table, mut rejected, spec) =
             (self.clone(), Rejected::default(), Arc::clone(&self.spec));
-        let mut deleted_ids = HashSet::new();
+        let (mut deleted_ids, mut changes) = (HashSet::new(), RowChanges::since(self));
         for row in rows {
             rejected.report.read += 1;
             let deleted = row.as_ref().ok().filter(|raw| raw.deleted).map(|raw| raw.id.clone());
             match row.and_then(|raw| good_row(&mut table.columns, &spec, &raw, check)) {
                 Err(bad) => rejected.add(bad),
-                Ok(Some(entry)) => drop(table.insert(entry)),
+                Ok(Some(entry)) => {
+                    let (id, row) = (entry.id.clone(), entry.row.clone());
+                    if table.insert(entry).as_ref() != Some(&row) {
+                        changes.add(&id);
+                    }
+                }
                 Ok(None) => deleted_ids.extend(deleted.filter(|id| table.remove(id))),
             }
             if MAX_ROWS < table.rows() {
@@ -226,6 +242,9 @@ impl Table {
             }
         }
         deleted_ids.retain(|id: &Cow<'_, str>| self.row(id).is_some() && table.row(id).is_none());
+        for id in &deleted_ids {
+            changes.add(&CompactString::from(&**id));
+        }
         if let Err(error) = check_shrink(self, deleted_ids.len(), MAX_DELETED) {
             for id in deleted_ids {
                 if let Some(row) = self.row(&id) {
@@ -234,6 +253,7 @@ impl Table {
                 rejected.add(BadRow::of_id(&id, &error.to_string()));
             }
         }
+        table.changes = changes.whole();
         Ok((table, rejected.report))
     }
 }

@@ -33,6 +33,36 @@ pub struct Table {
     hasher: DefaultHashBuilder,
     rows: usize,
     digest: u64,
+    /// The changes since the version before; `None` if there is none, or too much changed.
+    pub(crate) changes: Option<RowChanges>,
+}
+
+/// The ids whose rows differ from an earlier version.
+#[derive(Clone, Debug)]
+pub(crate) struct RowChanges {
+    /// The digest of the earlier version.
+    pub(crate) since: u64,
+    pub(crate) ids: Vec<CompactString>,
+}
+
+impl RowChanges {
+    /// The largest number of ids.
+    const MAX_IDS: usize = 1_000;
+
+    pub(crate) const fn since(before: &Table) -> Self {
+        Self { since: before.digest, ids: Vec::new() }
+    }
+
+    pub(crate) fn add(&mut self, id: &CompactString) {
+        if self.ids.len() <= Self::MAX_IDS {
+            self.ids.push(id.clone());
+        }
+    }
+
+    /// Returns the changes if all are known.
+    pub(crate) fn whole(self) -> Option<Self> {
+        (self.ids.len() <= Self::MAX_IDS).then_some(self)
+    }
 }
 
 type Shard = HashTable<Entry>;
@@ -68,7 +98,7 @@ impl Table {
         };
         let plans = spec.plans.iter().map(plan).collect();
         let (shards, rows, digest) = (Box::from([Arc::default()]), 0, 0);
-        Self { spec, plans, columns, shards, hasher, rows, digest }
+        Self { spec, plans, columns, shards, hasher, rows, digest, changes: None }
     }
 
     /// Creates an empty table with room for `rows`, and the hash function of `before`.
@@ -108,6 +138,17 @@ impl Table {
     #[must_use]
     pub const fn digest(&self) -> u64 {
         self.digest
+    }
+
+    /// Returns the ids whose rows may differ from those of `before`, at most 1,000; `None` if the ids
+    /// are unknown, or more.
+    #[must_use]
+    pub fn changed_since(&self, before: &Self) -> Option<&[CompactString]> {
+        if self.digest == before.digest {
+            return Some(&[]);
+        }
+        let changes = self.changes.as_ref().filter(|changes| changes.since == before.digest);
+        changes.map(|changes| &*changes.ids)
     }
 
     /// Returns the number of a column; `None` if no plan and no row has it.

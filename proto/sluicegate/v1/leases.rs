@@ -34,10 +34,10 @@ pub mod proxy_message {
 /// A message of Sluicegate.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct LeaseMessage {
-    /// The id of the request; 0 for `welcome` and `limits_changed`.
+    /// The id of the request; 0 for `welcome`, `limits_changed` and `rows_changed`.
     #[prost(uint64, tag = "1")]
     pub id: u64,
-    #[prost(oneof = "lease_message::Message", tags = "2, 3, 4, 5, 6, 7, 8, 9")]
+    #[prost(oneof = "lease_message::Message", tags = "2, 3, 4, 5, 6, 7, 8, 9, 10")]
     pub message: ::core::option::Option<lease_message::Message>,
 }
 /// Nested message and enum types in `LeaseMessage`.
@@ -60,6 +60,8 @@ pub mod lease_message {
         Report(super::FleetReportResult),
         #[prost(message, tag = "9")]
         Acquire(super::PermitAcquireResult),
+        #[prost(message, tag = "10")]
+        RowsChanged(super::RowsChanged),
     }
 }
 /// Introduces a proxy process.
@@ -99,12 +101,28 @@ pub struct LeaseWelcome {
     #[prost(uint32, tag = "6")]
     pub replicas: u32,
 }
-/// New limits are in force: of a reload, or by an action of an operator. A proxy asks again for each rule before it uses it.
+/// New limits are in force: of a reload, or by an action of an operator. A proxy asks again for each rule with a lower number
+/// before it uses it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct LimitsChanged {
     /// Rises with each change, and starts anew with each replica.
     #[prost(uint64, tag = "1")]
     pub limits: u64,
+}
+/// Rows of tables that the proxy asked for have other numbers. The proxy asks again for each rule with one of these rows
+/// before it uses it. All other rules stay in force.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct RowsChanged {
+    #[prost(message, repeated, tag = "1")]
+    pub rows: ::prost::alloc::vec::Vec<TableRow>,
+}
+/// A row of a table, which has the number of a limit.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct TableRow {
+    #[prost(string, tag = "1")]
+    pub table: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub id: ::prost::alloc::string::String,
 }
 /// One entry of a descriptor.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -155,6 +173,9 @@ pub struct RuleReply {
     /// The concurrency limit of the descriptor. Absent if it has none. A request needs a permit, whatever `handling` is.
     #[prost(message, optional, tag = "9")]
     pub concurrency: ::core::option::Option<ConcurrencyLimit>,
+    /// The rows of tables that have the numbers of the limits; see `RowsChanged`.
+    #[prost(message, repeated, tag = "10")]
+    pub rows: ::prost::alloc::vec::Vec<TableRow>,
 }
 /// Nested message and enum types in `RuleReply`.
 pub mod rule_reply {

@@ -123,7 +123,7 @@ impl ServerTable {
         let (whole, is_whole) = oneshot::channel::<()>();
         let (spec, before, check) = (Arc::clone(spec), before.cloned(), Arc::clone(check));
         let loading = tokio::task::spawn_blocking(move || {
-            let mut chunks = Chunks { chunks, current: Bytes::new(), has_ended: false };
+            let mut chunks = Chunks { receiver: chunks, current: Bytes::new(), has_ended: false };
             let loading = load_rows(&spec, before.as_deref(), &*check, &mut chunks);
             // The end of the chunks may also mean a read that failed, whose error then counts.
             if chunks.has_ended && is_whole.blocking_recv().is_err() {
@@ -192,7 +192,7 @@ const NOT_TEXT: &str = "the changed rows are not UTF-8";
 
 /// The chunks of a read, as bytes.
 struct Chunks {
-    chunks: mpsc::Receiver<Bytes>,
+    receiver: mpsc::Receiver<Bytes>,
     current: Bytes,
     /// `true` if no chunk follows.
     has_ended: bool,
@@ -201,7 +201,7 @@ struct Chunks {
 impl Read for Chunks {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.current.is_empty() && !self.has_ended {
-            match self.chunks.blocking_recv() {
+            match self.receiver.blocking_recv() {
                 Some(chunk) => self.current = chunk,
                 None => self.has_ended = true,
             }

@@ -8,7 +8,9 @@ mod random_messages;
 mod rules;
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
+use sluicegate::config::tables::{Loading, Table, TableSpec, read_rows};
 use sluicegate::engine::proxies::{MAX_PEER_STREAMS, MAX_PROXY_STREAMS, PeerKey};
 use sluicegate::engine::top_keys::TopKeysQuery;
 use sluicegate::kernel::top_keys::TopWindow;
@@ -17,7 +19,7 @@ use sluicegate_lease_protocol::api::leases_client::LeasesClient;
 use sluicegate_lease_protocol::api::proxy_message::Message;
 use sluicegate_lease_protocol::api::{
     BorrowMessage, ChargeMessage, CheckMessage, KeyUsage, LeaseMessage, LeaseWelcome,
-    LimitsChanged, ProxyHello, ProxyMessage, RuleRequest, UsageReport,
+    LimitsChanged, ProxyHello, ProxyMessage, RuleRequest, TableRow, UsageReport,
 };
 use tonic::Code;
 
@@ -153,6 +155,77 @@ async fn new_limits_are_announced_before_the_next_reply() {
         matches!(&reply.message, Some(Reply::Rule(rule)) if (reply.id, rule.limits) == (1, 2)),
         "{reply:?}"
     );
+}
+
+/// The table `customers` with these rows as CSV.
+fn customers(rows: &str, before: Option<&Table>) -> Arc<Table> {
+    let spec = Arc::new(TableSpec::new("customers", [].into(), 100).unwrap());
+    let mut loading = Loading::new(spec, before);
+    read_rows(format!("id,api\n{rows}").as_bytes(), &mut |row| {
+        loading.add(row, &|_, _| Ok(())).map_err(std::io::Error::other)
+    })
+    .unwrap();
+    Arc::new(loading.finish().unwrap().0)
+}
+
+/// Returns the rows in the next message, which has no id.
+async fn changed_rows(proxy: &mut ProxyStream) -> Vec<TableRow> {
+    match proxy.next().await.unwrap() {
+        Some(LeaseMessage { id: 0, message: Some(Reply::RowsChanged(changed)) }) => changed.rows,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_hears_only_of_changed_rows_that_it_asked_for() {
+    let engine = empty_engine();
+    publish(&engine, "", &LEASED.replace("unit: day", "unit: day, from: customers.api"));
+    let first = customers("a,10\nb,20\nc,30\n", None);
+    engine.publish_tables([Arc::clone(&first)].into());
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    for (id, requests) in [("a", 10), ("b", 20), ("new", 100)] {
+        let rule = proxy.rule("d", &[("k", id)]).await;
+        assert_eq!(rule.leased[0].requests, requests);
+        assert_eq!(rule.rows, [TableRow { table: "customers".into(), id: id.into() }]);
+    }
+    // Of a full load, only `a` and `new` concern this proxy. A second proxy asked for nothing.
+    let mut other = ProxyStream::open(&served, 8).await;
+    let second = customers("a,11\nb,20\nc,31\nnew,7\n", Some(&first));
+    engine.publish_tables([Arc::clone(&second)].into());
+    let mut rows: Vec<_> = changed_rows(&mut proxy).await.into_iter().map(|row| row.id).collect();
+    rows.sort();
+    assert_eq!(rows, ["a", "new"]);
+    assert_eq!(proxy.rule("d", &[("k", "a")]).await.leased[0].requests, 11);
+    // A removed row and a change of one row.
+    let third = customers("b,20\nc,31\nnew,7\n", Some(&second));
+    engine.publish_tables([Arc::clone(&third)].into());
+    assert_eq!(changed_rows(&mut proxy).await.len(), 1);
+    let (fourth, _) =
+        third.with_json_changes("{\"id\": \"b\", \"api\": 21}\n", &|_, _| Ok(())).unwrap();
+    engine.publish_tables([Arc::new(fourth)].into());
+    assert_eq!(changed_rows(&mut proxy).await[0].id, "b");
+    // A version that does not follow the last one changes all limits.
+    engine.publish_tables([customers("b,20\n", None)].into());
+    let limits = engine.proxies().limits();
+    let want = Reply::LimitsChanged(LimitsChanged { limits });
+    for proxy in [&mut proxy, &mut other] {
+        assert_eq!(proxy.next().await.unwrap().unwrap().message, Some(want.clone()));
+    }
+}
+
+#[tokio::test]
+async fn a_rule_is_valid_until_its_row_ends() {
+    let engine = empty_engine();
+    publish(&engine, "", &LEASED.replace("unit: day", "unit: day, from: customers.api"));
+    let spec = Arc::new(TableSpec::new("customers", [].into(), 100).unwrap());
+    let rows = "{\"id\": \"a\", \"api\": 5, \"until\": \"2100-01-01T00:00:00Z\"}\n";
+    let (table, _) = Table::empty(spec).with_json_changes(rows, &|_, _| Ok(())).unwrap();
+    engine.publish_tables([Arc::new(table)].into());
+    let served = serve(&engine).await;
+    let mut proxy = ProxyStream::open(&served, 7).await;
+    assert!(proxy.rule("d", &[("k", "a")]).await.valid_for_us.is_some());
+    assert_eq!(proxy.rule("d", &[("k", "b")]).await.valid_for_us, None);
 }
 
 #[tokio::test]

@@ -14,16 +14,19 @@
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use parking_lot::Mutex;
 use tokio::sync::{Notify, watch};
 
+use super::asked_rows::{AskedRows, RowsChange};
 use super::history::ProxyHistory;
 use super::peer::{Peer, PeerKey, Peers, StreamSlot};
 use super::votes::ProxyVotes;
 use crate::concurrency::BucketLoad;
 use crate::kernel::lease::ReplicaIncarnation;
+use crate::kernel::proxy_rule::TableRow;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The time after which a denial is forgotten: no shorter than a heartbeat interval.
@@ -39,6 +42,9 @@ pub struct Proxies {
     pub(super) votes: Arc<Mutex<ProxyVotes>>,
     /// The last proxy that was denied a strict limit, by the hash of the bucket.
     denied: Mutex<HashMap<u64, (ReplicaIncarnation, Nanos)>>,
+    /// The number of the last change of limits and tables.
+    number: AtomicU64,
+    /// The number of the last change of all limits.
     limits: watch::Sender<u64>,
 }
 
@@ -50,6 +56,7 @@ impl Default for Proxies {
             histories: Mutex::default(),
             votes: Arc::default(),
             denied: Mutex::default(),
+            number: AtomicU64::new(0),
             limits: watch::Sender::new(0),
         }
     }
@@ -112,6 +119,7 @@ struct ConnectedProxy {
     concurrency: Mutex<Vec<ProxyBucket>>,
     messages: AtomicU64,
     borrowed_hits: AtomicU64,
+    asked_rows: AskedRows,
 }
 
 /// The connection of one proxy. Dropping it removes the proxy from the list.
@@ -158,6 +166,7 @@ impl Proxies {
             concurrency: Mutex::default(),
             messages: AtomicU64::new(0),
             borrowed_hits: AtomicU64::new(0),
+            asked_rows: AskedRows::default(),
         });
         let older = self.by_incarnation.lock().insert(incarnation, Arc::clone(&proxy));
         if let Some(older) = older {
@@ -226,21 +235,32 @@ impl Proxies {
         self.peers.records()
     }
 
-    /// Returns the number of the limits in force, and its later changes.
+    /// Returns the number of the last change of all limits, and its later values.
     #[must_use]
     pub fn watch_limits(&self) -> watch::Receiver<u64> {
         self.limits.subscribe()
     }
 
-    /// Returns the number of the limits in force: the number of configurations so far.
+    /// Returns the number of the limits in force: the number of changes of limits and tables so far.
     #[must_use]
     pub fn limits(&self) -> u64 {
-        *self.limits.borrow()
+        self.number.load(SeqCst)
     }
 
     /// Announces that another configuration is in force.
     pub(crate) fn announce_limits(&self) {
-        self.limits.send_modify(|number| *number = number.saturating_add(1));
+        let number = self.number.fetch_add(1, SeqCst) + 1;
+        self.limits.send_modify(|last| *last = number.max(*last));
+    }
+
+    /// Announces to the proxies that asked for them that these rows have other numbers.
+    pub(crate) fn announce_rows(&self, rows: &[TableRow]) {
+        // First the number: a rule with an older number is asked for again, or its rows are known.
+        self.number.fetch_add(1, SeqCst);
+        let proxies: Vec<_> = self.by_incarnation.lock().values().cloned().collect();
+        for proxy in proxies {
+            proxy.asked_rows.announce(rows);
+        }
     }
 
     /// Returns the number of connected proxies.
@@ -285,6 +305,16 @@ impl ProxyConnection {
     /// Waits until a newer stream of the same incarnation replaces this one.
     pub async fn replaced(&self) {
         self.proxy.replaced.notified().await;
+    }
+
+    /// Remembers the rows of a rule that the proxy asked for.
+    pub(super) fn add_rows(&self, rows: &[TableRow]) {
+        self.proxy.asked_rows.add(rows);
+    }
+
+    /// Waits for a change of rows that the proxy asked for.
+    pub async fn rows_changed(&self) -> RowsChange {
+        self.proxy.asked_rows.next_change().await
     }
 
     /// Counts a message of the proxy.

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use super::ProxyConnection;
 use super::counter::one_descriptor;
 use crate::Engine;
 use crate::config::tree::KeyEntries;
@@ -17,7 +18,7 @@ use crate::decide::limit_plan::LimitPlan;
 use crate::decide::plan::CheckPlan;
 use crate::kernel::decision::Verdict;
 use crate::kernel::lease::LeaseTerms;
-use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule};
+use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule, TableRow};
 use crate::kernel::rate::Strategy;
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::units::{Hits, Nanos};
@@ -32,11 +33,36 @@ struct PlannedRule<'a, 'c> {
     quota_for_all: bool,
 }
 
+/// The attempts to read a rule while its tables change.
+const MAX_ATTEMPTS: usize = 3;
+
 impl Engine {
-    /// Returns the rule of a descriptor for a proxy. Without a configuration, the handling is
-    /// [`ProxyHandling::Ask`].
+    /// Returns the rule of a descriptor for a proxy, which then hears of changes of its rows. Without
+    /// a configuration, the handling is [`ProxyHandling::Ask`].
     #[must_use]
-    pub fn proxy_rule(&self, domain: &str, entries: Entries<'_>) -> ProxyRule {
+    pub fn proxy_rule(
+        &self,
+        proxy: &ProxyConnection,
+        domain: &str,
+        entries: Entries<'_>,
+    ) -> ProxyRule {
+        let mut rule = self.current_rule(domain, entries);
+        for _ in 1..MAX_ATTEMPTS {
+            proxy.add_rows(&rule.rows);
+            // A change before the rows were added was not announced to this proxy.
+            if rule.rows.is_empty() || rule.limits == self.proxies.limits() {
+                return rule;
+            }
+            rule = self.current_rule(domain, entries);
+        }
+        proxy.add_rows(&rule.rows);
+        ProxyRule {
+            valid_for: Some(rule.valid_for.unwrap_or(Nanos::SECOND).min(Nanos::SECOND)),
+            ..rule
+        }
+    }
+
+    fn current_rule(&self, domain: &str, entries: Entries<'_>) -> ProxyRule {
         // Before the configuration: then a change in between is announced after this reply.
         let limits = self.proxies.limits();
         let (active, now) = (self.active.load(), self.clock.now());
@@ -48,10 +74,13 @@ impl Engine {
             return ProxyRule { is_for_any_values: true, ..unlimited };
         };
         let concurrency = self.proxy_concurrency_limit((config, domain), entries);
+        let rows = rows_of(domain, entries);
+        let rows_end = rows.iter().filter_map(|row| config.tables.next_end(row, now)).min();
         let shadow_end = self.shadow_end().filter(|end| *end != Nanos(u64::MAX));
         let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
-            let valid_for = shadow_end.map(|at| at.since(now));
-            return ProxyRule { valid_for, concurrency, ..unmatched_rule(domain, entries, limits) };
+            let valid_for = shadow_end.into_iter().chain(rows_end).min().map(|at| at.since(now));
+            let unmatched = unmatched_rule(domain, entries, limits);
+            return ProxyRule { valid_for, concurrency, rows, ..unmatched };
         };
         let check = one_descriptor(&domain.name, entries, Hits(0));
         let mut plan = CheckPlan::default();
@@ -63,15 +92,29 @@ impl Engine {
             valid_for: next_change(rule, &counter, &plan, now)
                 .into_iter()
                 .chain(shadow_end)
+                .chain(rows_end)
                 .min()
                 .map(|at| at.since(now)),
             path: Some(Arc::clone(&rule.path)),
             is_shadow: rule.shadow || self.is_shadow(),
             counter,
             concurrency,
+            rows,
             ..ProxyRule::unmatched(planned.handling(), limits)
         }
     }
+}
+
+/// Returns the rows of tables that the limits of a descriptor read.
+fn rows_of(domain: &Domain, entries: Entries<'_>) -> Box<[TableRow]> {
+    let rule = domain.tree.rule_and_key(entries.iter().copied()).map(|(rule, _)| rule);
+    let rates = rule.into_iter().flat_map(|rule| &rule.limits).map(|limit| &limit.from);
+    let permits = domain.tree.lookup_concurrency_limit(entries.iter().copied());
+    let permits = permits.iter().map(|found| &found.limit.from);
+    let columns = rates.chain(permits).flatten();
+    let mut rows: Vec<_> = columns.map(|column| column.row_of(entries)).collect();
+    rows.dedup();
+    rows.into()
 }
 
 fn unmatched_rule(domain: &Domain, entries: Entries<'_>, limits: u64) -> ProxyRule {

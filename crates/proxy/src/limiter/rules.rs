@@ -20,7 +20,7 @@ use sluicegate_lease::clock::Clock;
 use crate::call::CallFailure;
 use crate::connection::Connection;
 use crate::kernel::units::Nanos;
-use crate::memory::{MemoryBudget, MemoryPart, ReservedMemory};
+use crate::memory::{MemoryPart, ReservedMemory};
 use crate::request::{DescriptorHash, OwnedDescriptor};
 use crate::rule::KnownRule;
 use crate::rule_table::RuleTable;
@@ -59,14 +59,13 @@ pub(super) enum RuleState {
 }
 
 impl Rules {
-    /// Creates an empty table within `budget`. Calls reserve their memory in `memory`.
+    /// Uses the table of `connection`. Calls reserve their memory in `memory`.
     pub(super) fn new(
         connection: Arc<Connection>,
         clock: Arc<Clock>,
-        budget: MemoryBudget,
         memory: Arc<MemoryPart>,
     ) -> Self {
-        let (table, calls) = (Arc::new(RuleTable::new(budget.rule_bytes())), Arc::default());
+        let (table, calls) = (Arc::clone(connection.rules()), Arc::default());
         Self { connection, clock, table, calls, memory }
     }
 
@@ -88,10 +87,14 @@ impl Rules {
         if rule.is_expired(now) {
             return RuleState::Expired;
         }
-        if rule.version == self.connection.limits() {
-            return RuleState::Current;
-        }
-        let changed_at = self.connection.limits_changed_at();
+        let changed_at = if rule.version.is_before(self.connection.limits()) {
+            self.connection.limits_changed_at()
+        } else {
+            match rule.changed_at() {
+                None => return RuleState::Current,
+                Some(changed_at) => changed_at,
+            }
+        };
         if now.since(changed_at) < REFRESH_TIME { RuleState::Changed } else { RuleState::Expired }
     }
 
@@ -119,11 +122,15 @@ impl Rules {
         let (table, calls) = (Arc::clone(&self.table), Arc::clone(&self.calls));
         let task = tokio::spawn(async move {
             let _memory = memory;
-            let hash = descriptor.hash;
+            let (hash, changes) = (descriptor.hash, table.row_changes());
             let counts = table.find(hash).map(|known| Arc::clone(&known.usage));
             let reply = call_for_rule(&connection, &clock, descriptor, counts).await;
             if let Ok(rule) = &reply {
                 table.insert(hash, Arc::clone(rule));
+                // A change that arrived during the call may be newer than the reply.
+                if table.row_changes() != changes {
+                    rule.mark_changed(clock.steady());
+                }
             }
             calls.lock().remove(&hash);
             reply

@@ -125,6 +125,63 @@ async fn a_request_without_a_reply_gets_the_failure_rule_at_its_deadline() {
     }
 }
 
+/// Replies to the next request, which must be for the rule of this user: unlimited, from a row with
+/// the user's name as its id.
+async fn reply_with_row(service: &mut Service, user: &str) {
+    let (id, request) = service.next_request().await;
+    let proxy_message::Message::Rule(request) = request else { panic!("{request:?}") };
+    assert_eq!(request.entries[0].value, user);
+    let row = api::TableRow { table: "customers".to_owned(), id: user.to_owned() };
+    let handling = Handling::Unlimited.into();
+    let rule = api::RuleReply { handling, rows: vec![row], ..Default::default() };
+    service.reply(id, lease_message::Message::Rule(rule)).await;
+}
+
+fn rows_changed(id: &str) -> lease_message::Message {
+    let row = api::TableRow { table: "customers".to_owned(), id: id.to_owned() };
+    lease_message::Message::RowsChanged(api::RowsChanged { rows: vec![row] })
+}
+
+#[tokio::test]
+async fn a_changed_row_renews_only_the_rules_that_read_it() {
+    let (mut service, limiter) = Service::start_with_limiter().await;
+    let (ann, bob) = ([user("ann")], [user("bob")]);
+    for (name, descriptors) in [("ann", &ann), ("bob", &bob)] {
+        let started = start(&limiter, descriptors);
+        reply_with_row(&mut service, name).await;
+        answer(started).await;
+    }
+    service.reply(0, rows_changed("ann")).await;
+    // The old rule decides until the new one arrives. The rule of another user is not asked for.
+    let asked = async {
+        loop {
+            answer(start(&limiter, &bob)).await;
+            answer(start(&limiter, &ann)).await;
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::select! {
+        () = asked => {}
+        () = reply_with_row(&mut service, "ann") => {}
+    }
+}
+
+#[tokio::test]
+async fn a_row_that_changes_during_the_call_is_asked_for_again() {
+    let (mut service, limiter) = Service::start_with_limiter().await;
+    let ann = [user("ann")];
+    let first = start(&limiter, &ann);
+    let (id, _) = service.next_request().await;
+    service.reply(0, rows_changed("ann")).await;
+    let row = api::TableRow { table: "customers".to_owned(), id: "ann".to_owned() };
+    let handling = Handling::Unlimited.into();
+    let rule = api::RuleReply { handling, rows: vec![row], ..Default::default() };
+    service.reply(id, lease_message::Message::Rule(rule)).await;
+    answer(first).await;
+    let _again = start(&limiter, &ann);
+    reply_with_row(&mut service, "ann").await;
+}
+
 /// Returns the answer to a request under a shared limit, whose report gets no reply. `None` if the
 /// deadline ended before the report arrived.
 async fn decide_without_a_share(handling: Handling, deadline: Duration) -> Option<Answer> {

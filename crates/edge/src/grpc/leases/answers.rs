@@ -7,7 +7,7 @@ use tonic::Status;
 
 use super::{replies as to_reply, requests};
 use crate::engine::Engine;
-use crate::engine::proxies::{LeaseOutcome, ProxyConnection};
+use crate::engine::proxies::{LeaseOutcome, ProxyConnection, RowsChange};
 use crate::telemetry::event::{Protocol, ProxyMessageKind};
 use crate::telemetry::trace;
 use crate::{check_error_outcome, permits, verdict_outcome};
@@ -16,7 +16,7 @@ use sluicegate_lease_protocol::api::lease_message::Message as Reply;
 use sluicegate_lease_protocol::api::proxy_message::Message;
 use sluicegate_lease_protocol::api::{
     BorrowMessage, BorrowResult, ChargeMessage, ChargeResult, CheckMessage, CheckResult,
-    LeaseWelcome, RuleReply, RuleRequest, UsageReport,
+    LeaseWelcome, LimitsChanged, RowsChanged, RuleReply, RuleRequest, UsageReport,
 };
 
 /// Returns the first message of the service, for the limits with this number.
@@ -30,6 +30,19 @@ pub(super) fn welcome(engine: &Engine, limits: u64) -> LeaseWelcome {
         heartbeat_us: wire::micros(pace.heartbeat),
         share_expiry_us: wire::micros(pace.share_duration),
         replicas: engine.sharing_processes().get(),
+    }
+}
+
+/// Returns the message about a change of rows.
+pub(super) fn rows_changed(engine: &Engine, change: RowsChange) -> Reply {
+    let message = |row| wire::proxy_rule::row_message(row);
+    match change {
+        RowsChange::Rows(rows) => {
+            Reply::RowsChanged(RowsChanged { rows: rows.iter().map(message).collect() })
+        }
+        RowsChange::All => {
+            Reply::LimitsChanged(LimitsChanged { limits: engine.proxies().limits() })
+        }
     }
 }
 
@@ -53,7 +66,7 @@ pub(super) async fn answer_message(
 ) -> Result<Option<Reply>, Status> {
     match message {
         Message::Hello(_) => Err(Status::invalid_argument("hello must be the first message")),
-        Message::Rule(request) => Ok(Some(Reply::Rule(find_rule(engine, &request)?))),
+        Message::Rule(request) => Ok(Some(Reply::Rule(find_rule((engine, connection), &request)?))),
         Message::Borrow(borrow) => {
             Ok(Some(Reply::Borrow(exchange((engine, connection), &borrow).await?)))
         }
@@ -73,9 +86,13 @@ pub(super) async fn answer_message(
     }
 }
 
-fn find_rule(engine: &Engine, request: &RuleRequest) -> Result<RuleReply, Status> {
+fn find_rule(
+    (engine, connection): (&Engine, &ProxyConnection),
+    request: &RuleRequest,
+) -> Result<RuleReply, Status> {
     let entries = requests::parse_entries(&request.domain, &request.entries)?;
-    Ok(wire::proxy_rule::proxy_rule_message(&engine.proxy_rule(&request.domain, &entries)))
+    let rule = engine.proxy_rule(connection, &request.domain, &entries);
+    Ok(wire::proxy_rule::proxy_rule_message(&rule))
 }
 
 async fn exchange(

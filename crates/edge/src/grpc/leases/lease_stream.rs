@@ -4,7 +4,7 @@
 //! - A request that waits for the store does not block later requests.
 //! - Requests that arrive together share a store call, where the store can.
 //! - At most [`MAX_IN_FLIGHT`] requests of a stream are in flight; then it reads no more.
-//! - Changed limits are announced at once.
+//! - Changed limits, and changed rows of tables that the proxy asked for, are announced at once.
 //! - An invalid message ends the stream with `INVALID_ARGUMENT`.
 //! - A newer stream of the same incarnation and peer ends this one with `ABORTED`.
 //! - A stream without messages ends after [`IDLE_TIMEOUT`].
@@ -26,7 +26,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use tonic::{Status, Streaming};
 
-use super::answers::{answer_message, kind_of, welcome};
+use super::answers::{answer_message, kind_of, rows_changed, welcome};
 use super::requests;
 use crate::engine::Engine;
 use crate::engine::proxies::{ProxyConnection, StreamSlot};
@@ -152,6 +152,10 @@ impl<'s> LeaseStream<'s> {
                 Ok(()) = limits.changed() => {
                     let limits = *limits.borrow_and_update();
                     let changed = Reply::LimitsChanged(LimitsChanged { limits });
+                    self.send(Some(unnumbered(changed))).await?;
+                }
+                change = self.connection.rows_changed() => {
+                    let changed = rows_changed(self.engine, change);
                     self.send(Some(unnumbered(changed))).await?;
                 }
                 Some(answer) = self.in_flight.next() => self.send(answer?).await?,
