@@ -25,12 +25,13 @@ use sluicegate_lease::clock::Clock;
 use tokio::runtime::Handle;
 
 use crate::answer::Answer;
-use crate::connection::{Connection, LimitsVersion};
+use crate::connection::Connection;
 use crate::found_rule::FoundRule;
 use crate::kernel::concurrency::ConcurrencyMode;
 use crate::kernel::decision::{Reason, RuleVerdict};
 use crate::kernel::proxy_rule::ConcurrencyRule;
 use crate::kernel::units::Nanos;
+use crate::limits_version::LimitsVersion;
 use crate::permits::Permits;
 use crate::service_store::ServiceStore;
 use crate::settings::WaitSettings;

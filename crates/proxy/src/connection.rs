@@ -21,7 +21,8 @@ use tonic::Streaming;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::call::CallFailure;
-use crate::kernel::units::{Nanos, Revision};
+use crate::kernel::units::Nanos;
+use crate::limits_version::LimitsVersion;
 use crate::rule_table::RuleTable;
 use crate::session::{QUEUE_CAPACITY, Session};
 use crate::settings::{ProxyIdentity, ServiceSettings, TlsSettings};
@@ -38,9 +39,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 
 const MIN_BACKOFF: Duration = Duration::from_millis(50);
 const MAX_BACKOFF: Duration = Duration::from_secs(1);
-
-/// The bits of the number of the limits in a revision.
-const REVISION_BITS: u32 = 40;
 
 /// Incarnations are below 2^53.
 const INCARNATION_BITS: u32 = 53;
@@ -93,30 +91,6 @@ impl FleetInfo {
             pace: if is_sound { pace } else { SharePace::default() },
             replicas: NonZeroU32::new(welcome.replicas).unwrap_or(NonZeroU32::MIN),
         }
-    }
-}
-
-/// The limits in force: a session and its number of the limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct LimitsVersion {
-    session: u64,
-    limits: u64,
-}
-
-impl LimitsVersion {
-    /// Returns `true` if all limits changed after `self`, or the session is another one.
-    pub(crate) const fn is_before(self, change: Self) -> bool {
-        self.session != change.session || self.limits < change.limits
-    }
-
-    /// Returns the version of the limits with this number in the same session.
-    pub(crate) const fn with_number(self, limits: u64) -> Self {
-        Self { limits, ..self }
-    }
-
-    /// Returns a revision that rises with each change of the limits.
-    pub(crate) const fn revision(self) -> Revision {
-        Revision(self.session.saturating_mul(1 << REVISION_BITS).saturating_add(self.limits))
     }
 }
 

@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use sluicegate_lease::clock::Clock;
 
-use crate::connection::{Connection, LimitsVersion};
+use crate::connection::Connection;
 use crate::kernel::decision::Verdict;
 use crate::kernel::proxy_rule::{ProxyHandling, ProxyRule};
 use crate::kernel::units::Nanos;
+use crate::limits_version::LimitsVersion;
 use crate::memory::DEFAULT_MEMORY_BYTES;
 use crate::request::{DescriptorEntries, DescriptorHasher, OwnedDescriptor};
 use crate::rule::KnownRule;

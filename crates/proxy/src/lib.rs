@@ -21,6 +21,7 @@ mod connection;
 mod fixtures;
 mod found_rule;
 mod limiter;
+mod limits_version;
 mod memory;
 mod pending;
 pub mod permits;

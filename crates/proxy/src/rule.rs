@@ -9,7 +9,6 @@ use std::time::Duration;
 use sluicegate_lease::store::{Charge, ChargeMode, ChargeOutcome, Charges, Placement};
 
 use crate::answer::{ReportedLimit, RuleAnswer};
-use crate::connection::LimitsVersion;
 use crate::kernel::decision::{Cost, Enforcement, RuleVerdict, Verdict};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::LeaseTerms;
@@ -17,6 +16,7 @@ use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule, TableRow};
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Unit};
+use crate::limits_version::LimitsVersion;
 use crate::usage::DescriptorUsage;
 
 /// The constant size of a rule: itself, the counts of its descriptor, and its entry in a table.
