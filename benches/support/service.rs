@@ -31,6 +31,8 @@ pub(crate) const ARGUMENTS: [&str; 8] = [
     "--telemetry-log-level=warn",
 ];
 
+pub(crate) type RateLimitClient = RateLimitServiceClient<tonic::transport::Channel>;
+
 /// A server process and its gRPC address.
 pub(crate) struct Server {
     process: Child,
@@ -58,6 +60,12 @@ impl Server {
     #[allow(dead_code, reason = "who looks at it from outside asks")]
     pub(crate) fn id(&self) -> u32 {
         self.process.id()
+    }
+
+    /// A client over a connection of its own.
+    #[allow(dead_code, reason = "not every bench needs it")]
+    pub(crate) async fn client(&self) -> RateLimitClient {
+        RateLimitServiceClient::connect(format!("http://{}", self.address)).await.unwrap()
     }
 
     /// CPU time of its live threads, in nanoseconds.
@@ -112,11 +120,7 @@ pub(crate) fn tokio(threads: usize) -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-async fn ask(
-    mut client: RateLimitServiceClient<tonic::transport::Channel>,
-    keys: u64,
-    left: Arc<AtomicU64>,
-) {
+async fn ask(mut client: RateLimitClient, keys: u64, left: Arc<AtomicU64>) {
     while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
         let check = check_of(vec![descriptor(number % keys)]);
         let answer = client.should_rate_limit(check).await.unwrap().into_inner();
@@ -130,8 +134,17 @@ pub(crate) fn question(descriptors: u64) -> RateLimitRequest {
     check_of((0..descriptors).map(descriptor).collect())
 }
 
+/// A check of one entry.
+#[allow(dead_code, reason = "not every bench needs it")]
+pub(crate) fn check_of_entry(key: &str, value: &str) -> RateLimitRequest {
+    check_of(vec![descriptor_of(Entry { key: key.into(), value: value.into() })])
+}
+
 fn descriptor(client: u64) -> RateLimitDescriptor {
-    let entry = Entry { key: "api_key".into(), value: format!("client-{client:04}") };
+    descriptor_of(Entry { key: "api_key".into(), value: format!("client-{client:04}") })
+}
+
+fn descriptor_of(entry: Entry) -> RateLimitDescriptor {
     RateLimitDescriptor { entries: vec![entry], ..Default::default() }
 }
 

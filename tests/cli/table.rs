@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::support::dice::{Dice, seed};
 use crate::support::http1;
 use crate::support::service::{Service, TOKEN, sluicegate};
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
@@ -212,10 +214,46 @@ fn a_replica_without_rows_or_a_copy_is_not_ready() {
         move || Service::start_under(&limits, &flags, &[("SLUICEGATE_ADMIN_TOKEN", TOKEN)])
     });
     // The process becomes ready only once the file is there.
-    std::thread::sleep(std::time::Duration::from_millis(300));
+    std::thread::sleep(Duration::from_millis(300));
     assert!(!waiting.is_finished());
     shop.write(ROWS);
     assert_eq!(allowed(&waiting.join().unwrap().unwrap(), "acme"), 5);
+}
+
+/// The process is killed while it reads files and writes its copy. Each copy is whole.
+#[test]
+fn a_killed_replica_starts_again_with_whole_rows() {
+    const ROWS: u32 = 2_000;
+    let shop = Shop::new();
+    let version = |number: u32| {
+        let rows = (0..ROWS).map(|id| format!("c{id},free,{}\n", number * ROWS + id));
+        format!("id,plan,api\n{}", rows.collect::<String>())
+    };
+    shop.write(&version(1));
+    let first = shop.start();
+    until("the copy", || if shop.copy().exists() { Ok(()) } else { Err("none".to_owned()) })
+        .unwrap();
+    drop(first);
+    let mut dice = Dice::new(seed());
+    for number in 2..8 {
+        let mut service = shop.start();
+        shop.write(&version(number));
+        // Any moment around the next read.
+        std::thread::sleep(Duration::from_millis(dice.up_to(300)));
+        service.kill();
+        fs::remove_file(&shop.file).unwrap();
+        let mut restarted = shop.start();
+        let shown = state(&restarted);
+        assert_eq!((&shown["rows"], &shown["from_copy"]), (&json!(ROWS), &json!(true)), "{shown}");
+        let amount = |id: &str| {
+            let row = said(&table(&restarted, &["get", "customers", id]));
+            serde_json::from_str::<Value>(&row).unwrap()["api"].as_u64().unwrap()
+        };
+        let (first, last) = (amount("c0"), amount(&format!("c{}", ROWS - 1)));
+        assert_eq!(first + u64::from(ROWS) - 1, last, "rows of two versions");
+        restarted.kill();
+        shop.write(&version(number));
+    }
 }
 
 #[test]

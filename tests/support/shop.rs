@@ -18,19 +18,25 @@ pub struct Shop {
 impl Shop {
     /// Starts the service. `table` has the source and its fields.
     pub fn start(table: &Value) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let limits = dir.path().join("limits");
-        std::fs::create_dir(&limits).unwrap();
         let text = "domain: shop\ndescriptors:\n- {key: customer, rate_limit: {unit: hour, strategy: \
                     gcra, requests_per_unit: 2, from: customers.api}}\n";
-        std::fs::write(limits.join("shop.yaml"), text).unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let mut whole = json!({
             "name": "customers", "copy": dir.path().join("copy"),
             "plans": {"free": {"api": 1}, "gold": {"api": 5}},
         });
         whole.as_object_mut().unwrap().extend(table.as_object().unwrap().clone());
-        let flags = ["--store-url", "memory", "--tables", &json!([whole]).to_string()];
-        let service = Service::start(&limits, &flags.map(str::to_owned)).unwrap();
+        Self::start_in(dir, text, &["--tables", &json!([whole]).to_string()])
+    }
+
+    /// Starts the service with this limits file and these flags, with its files in `dir`.
+    pub fn start_in(dir: TempDir, limits_file: &str, flags: &[&str]) -> Self {
+        let limits = dir.path().join("limits");
+        std::fs::create_dir(&limits).unwrap();
+        std::fs::write(limits.join("shop.yaml"), limits_file).unwrap();
+        let flags = [&["--store-url", "memory"], flags].concat();
+        let flags: Vec<_> = flags.into_iter().map(str::to_owned).collect();
+        let service = Service::start(&limits, &flags).unwrap();
         Self { dir, service }
     }
 

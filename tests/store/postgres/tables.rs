@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use crate::docs::blocks;
 use crate::support::postgres::{PgBouncer, Postgres};
 use crate::support::shop::Shop;
 
@@ -102,4 +103,47 @@ fn a_table_is_read_behind_a_pooler() {
     let shop = start(&pooler.url(), "100ms", &json!({"changes": CHANGES}));
     set(&server, "c1", "4");
     shop.wait_for_amount("c1", &json!(4));
+}
+
+#[test]
+fn a_promoted_standby_serves_the_table() {
+    let mut primary = database();
+    let standby = primary.start_standby();
+    let url = format!("postgres://postgres@{},{}/postgres", primary.host(), standby.host());
+    let shop = start(&url, "100ms", &json!({"changes": CHANGES}));
+    set(&primary, "c1", "4");
+    shop.wait_for_amount("c1", &json!(4));
+    primary.kill();
+    standby.promote();
+    set(&standby, "c1", "5");
+    shop.wait_for_amount("c1", &json!(5));
+}
+
+#[test]
+fn the_example_of_the_guide_works() {
+    let block = |language: &str, part: &str| {
+        let guide = "docs/guides/limit-each-customer.md";
+        let blocks = blocks(language).into_iter();
+        let mut own = blocks.filter(|b| b.place.starts_with(guide) && b.text.contains(part));
+        own.next().unwrap().text
+    };
+    let sql = block("sql", "CREATE TABLE customers");
+    let (schema, changes) = sql.split_at(sql.find("UPDATE").unwrap());
+    let server = Postgres::start_empty();
+    server.sql(schema);
+    server.sql("INSERT INTO customers (id, plan) VALUES ('acme', 'gold'), ('beta', 'free')");
+    let dir = tempfile::tempdir().unwrap();
+    let settings = dir.path().join("server.yaml");
+    let url = format!("postgres://reader@{}/postgres", server.host());
+    let text = block("yaml", "notify: customers_changed")
+        .replace("postgres://reader@db.example/app?sslmode=require", &url)
+        .replace("    password_file: /etc/sluicegate/db-password\n", "")
+        .replace("/var/lib/sluicegate", &dir.path().display().to_string());
+    std::fs::write(&settings, text).unwrap();
+    let limits = block("yaml", "# limits/shop.yaml");
+    let shop = Shop::start_in(dir, &limits, &["--settings", &settings.display().to_string()]);
+    assert_eq!(shop.state()["rows"], 2);
+    changes.split_inclusive(';').for_each(|change| drop(server.sql(change)));
+    shop.wait_for_amount("acme", &json!(9000));
+    shop.wait_for("a deleted row", |state| state["rows"] == 1);
 }
