@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![deny(clippy::arithmetic_side_effects, clippy::as_conversions, clippy::float_arithmetic)]
 
+pub mod budget;
 pub mod concurrency;
 pub mod coordinator;
 pub mod decision;

@@ -7,6 +7,7 @@
 #![allow(missing_docs, unreachable_pub)]
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
+mod budget;
 mod concurrency;
 mod coordinator;
 #[path = "../../../tests/support/dice.rs"]

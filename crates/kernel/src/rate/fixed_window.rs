@@ -191,7 +191,7 @@ impl Windows {
 
     /// Returns start and end of the window at `now`, or at `since` if
     /// that is later. `None` if `now` is outside the calendar windows.
-    fn current(&self, since: Nanos, now: Nanos) -> Option<(Nanos, Nanos)> {
+    pub(crate) fn current(&self, since: Nanos, now: Nanos) -> Option<(Nanos, Nanos)> {
         let instant = now.max(since);
         match self {
             Self::Every(length) => {
