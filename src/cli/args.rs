@@ -227,6 +227,10 @@ pub struct ExplainArgs {
     /// Files and directories of limits, also in Kubernetes manifests; `-` is standard input.
     #[arg(long, value_name = "DIR|FILE", required_unless_present = "server")]
     pub limits: Vec<PathBuf>,
+    /// Settings file with the `tables` that the limits read. `TABLE=FILE` reads the rows of one table
+    /// from another file.
+    #[arg(long, value_name = "FILE|TABLE=FILE", requires = "limits")]
+    pub tables: Vec<String>,
     /// Use the limits of a running replica with this
     /// admin port, for example `http://127.0.0.1:6070`.
     #[arg(long, value_name = "URL", conflicts_with = "limits")]

@@ -7,6 +7,7 @@ use std::io;
 
 use super::args::{ExplainArgs, OutputFormat};
 use super::limits_input::load_limits;
+use super::tables_input::GivenTables;
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::clock::Clock;
 use crate::config::descriptor_text;
@@ -14,6 +15,7 @@ use crate::config::explain::{
     BucketSnapshot, Candidate, ConcurrencyExplanation, DescriptorExplanation, EntryExplanation,
     Explanation, RuleExplanation, explain as explained,
 };
+use crate::config::table_limits::TableLimits;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The maximum number of non-matching patterns to print for an entry. Others are only counted.
@@ -32,7 +34,7 @@ pub fn explain(
     clock: &Clock,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
-    let explanation = match explain_check(args, clock.now()) {
+    let explanation = match explain_check(args, clock.now(), terminal.err) {
         Ok(explanation) => explanation,
         Err(message) => {
             writeln!(terminal.err, "{message}")?;
@@ -53,7 +55,11 @@ pub fn explain(
     Ok(if has_limit { CommandOutcome::Success } else { CommandOutcome::Negative })
 }
 
-fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> {
+fn explain_check(
+    args: &ExplainArgs,
+    now: Nanos,
+    err: &mut dyn io::Write,
+) -> Result<Explanation, String> {
     if let Some(server) = &args.server {
         let explanation = admin_client::explain(server, &args.domain, &args.descriptors, args.hits);
         return explanation.map_err(|message| format!("error: {message}"));
@@ -61,6 +67,10 @@ fn explain_check(args: &ExplainArgs, now: Nanos) -> Result<Explanation, String> 
     let descriptors: Result<Vec<_>, String> =
         args.descriptors.iter().map(|descriptor| parse_descriptor(descriptor)).collect();
     let (descriptors, config) = (descriptors?, load_limits(&args.limits, args.merge_domains)?);
+    let tables = GivenTables::read("--tables", &args.tables, None)?;
+    let (config, bad_rows) = tables.load(config, &TableLimits::default())?;
+    // A closed standard error is no reason to fail.
+    bad_rows.print(err).ok();
     let descriptors: Vec<_> =
         descriptors.iter().map(|entries| descriptor_text::borrow_entries(entries)).collect();
     Ok(explained(&config, &args.domain, &descriptors, Hits(args.hits), now))

@@ -20,6 +20,8 @@ mod serve;
 pub mod settings_input;
 mod show;
 mod table;
+mod table_conflicts;
+mod tables_input;
 mod terminal;
 mod token_file;
 mod top;

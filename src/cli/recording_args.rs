@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 
 use crate::config::resolve::duration;
 use crate::kernel::units::{Nanos, Unit};
@@ -58,6 +58,7 @@ pub enum KeyForm {
 
 /// Arguments of `sluicegate replay`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("changed").args(["new", "new_tables"]).multiple(true))]
 pub struct ReplayArgs {
     /// Recording of `sluicegate record`.
     #[arg(long, value_name = "FILE")]
@@ -65,13 +66,21 @@ pub struct ReplayArgs {
     /// Files and directories of the present limits.
     #[arg(long, value_name = "DIR|FILE", required = true)]
     pub old: Vec<PathBuf>,
-    /// Files and directories of the changed limits. Without them, only compare the present limits
-    /// with the recorded decisions.
+    /// Files and directories of the changed limits. Without them and without `--new-tables`, only
+    /// compare the present limits with the recorded decisions.
     #[arg(long, value_name = "DIR|FILE")]
     pub new: Vec<PathBuf>,
+    /// Settings file with the `tables` that the limits read. `TABLE=FILE` reads the rows of one table
+    /// from another file: CSV, JSON lines, or a copy of the table.
+    #[arg(long, value_name = "FILE|TABLE=FILE")]
+    pub old_tables: Vec<String>,
+    /// Changed tables. The others are those of `--old-tables`. Without `--new`, only the tables
+    /// differ.
+    #[arg(long, value_name = "FILE|TABLE=FILE")]
+    pub new_tables: Vec<String>,
     /// Exit with 1 if a larger share of checks is newly denied: allowed by the old limits, denied
     /// by the new limits. Checks of 0 hits and refunds do not count.
-    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "new")]
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent, requires = "changed")]
     pub fail_over: Option<Percent>,
     /// Output format.
     #[arg(long, value_enum, default_value_t = ReplayFormat::Text)]

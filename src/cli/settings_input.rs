@@ -35,7 +35,11 @@ fn own_variable((name, text): (OsString, OsString)) -> Option<(String, String)> 
     name.starts_with(PREFIX).then(|| (name, text.to_string_lossy().into_owned()))
 }
 
-fn read_file(path: &Path) -> Result<(String, String), String> {
+/// Returns the name and the text of a file of settings.
+///
+/// # Errors
+/// The file cannot be read, or is too large.
+pub(super) fn read_file(path: &Path) -> Result<(String, String), String> {
     let name = path.display().to_string();
     let mut text = String::new();
     let read =

@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - Only checks that charge at least one hit are counted. Peeks and refunds change no count.
 //! - `newly_denied` are checks that the old limits allow and the new limits deny.
+//! - An id of a table that the recording hides is in no report.
 //!
 //! Not covered:
 //! - Rules in shadow mode: they deny nothing.
@@ -11,8 +12,8 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
 
 use super::engine::ReplayEngine;
-use crate::config::Config;
 use crate::config::descriptor_text::format_entries;
+use crate::config::{Config, TableColumn};
 use crate::engine::Decision;
 use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::units::{Hits, Nanos};
@@ -85,7 +86,7 @@ pub struct ChangedChecks {
     pub newly_allowed: u64,
 }
 
-/// The old and the new limits of a replay.
+/// The old and the new limits of a replay, with their tables.
 #[derive(Debug)]
 pub struct ReplayLimits {
     /// The limits in force, for comparison.
@@ -119,6 +120,7 @@ struct Replay {
     first: Option<Nanos>,
     last: Nanos,
     unmatched_patterns: Vec<String>,
+    unread_columns: BTreeSet<String>,
 }
 
 impl Replay {
@@ -129,6 +131,7 @@ impl Replay {
             (Some(new), Some(_)) => new_patterns(&old, new),
             _ => Vec::new(),
         };
+        let unread_columns = [&old].into_iter().chain(&new).flat_map(unread_columns).collect();
         Self {
             old: ReplayEngine::new(old, header),
             new: new.map(|new| (ReplayEngine::new(new, header), Changes::default())),
@@ -140,6 +143,7 @@ impl Replay {
             first: None,
             last: header.started_at,
             unmatched_patterns,
+            unread_columns,
         }
     }
 
@@ -168,7 +172,7 @@ impl Replay {
             && let Some(new) = engine.decide(time, check)
             && counts
         {
-            changes.add(check, &old, &new);
+            changes.add(check, (&old, &new), self.hashed_values.as_ref());
         }
     }
 
@@ -201,6 +205,7 @@ impl Replay {
                  --keys clear"
             )
         }));
+        warnings.extend(self.unread_columns.iter().cloned());
         warnings
     }
 }
@@ -237,6 +242,18 @@ fn new_patterns(old: &Config, new: &Config) -> Vec<String> {
     new.difference(&old).cloned().collect()
 }
 
+/// Returns remarks about the limits that read a column which is not there.
+fn unread_columns(config: &Config) -> impl Iterator<Item = String> {
+    config.rates_of_tables().filter_map(|(_, TableColumn { table, column, .. })| {
+        let effect = "so the limit's own number applies";
+        match config.tables.table(table) {
+            None => Some(format!("table `{table}` is not given (--old-tables), {effect}")),
+            Some(read) if read.column(column).is_some() => None,
+            Some(_) => Some(format!("table `{table}` has no column `{column}`, {effect}")),
+        }
+    })
+}
+
 const fn is_charge(cost: Cost) -> bool {
     matches!(cost, Cost::Charge(Hits(1..)))
 }
@@ -254,7 +271,12 @@ impl Agreement {
 }
 
 impl Changes {
-    fn add(&mut self, check: &Check<'_>, old: &Decision, new: &Decision) {
+    fn add(
+        &mut self,
+        check: &Check<'_>,
+        (old, new): (&Decision, &Decision),
+        hashed_values: Option<&HashedValues>,
+    ) {
         self.denied += u64::from(new.verdict == Verdict::Deny);
         let (denial, one) = match (old.verdict, new.verdict) {
             (Verdict::Allow, Verdict::Deny) => {
@@ -269,7 +291,7 @@ impl Changes {
         };
         let rule = denial.denied_by.as_deref().unwrap_or(REQUEST_LIMIT);
         count_change(&mut self.rules, rule.to_owned()).add(one);
-        let key = denied_key(check, denial);
+        let key = denied_key(check, denial, hashed_values);
         if self.keys.len() < MAX_KEYS || self.keys.contains_key(&key) {
             count_change(&mut self.keys, key).add(one);
         } else {
@@ -296,15 +318,23 @@ impl ChangedChecks {
 }
 
 /// Returns the domain and the entries of the first descriptor that denied.
-fn denied_key(check: &Check<'_>, denial: &Decision) -> String {
+fn denied_key(
+    check: &Check<'_>,
+    denial: &Decision,
+    hashed_values: Option<&HashedValues>,
+) -> String {
     let has_denied = |index: &usize| {
         denial.statuses.get(*index).is_some_and(|one| one.decision.verdict == Verdict::Deny)
     };
     let index = denial.binding.filter(has_denied);
     let index = index.or_else(|| (0..denial.statuses.len()).find(has_denied));
     let descriptor = index.and_then(|index| check.descriptors.get(index));
-    let entries = descriptor.map(|one| format_entries(one.entries.iter().copied()));
+    let entries = descriptor.into_iter().flat_map(|one| one.entries.iter().copied());
+    let shown: Vec<_> = entries
+        .map(|(key, value)| (key, hashed_values.map_or(value.into(), |known| known.hide(value))))
+        .collect();
+    let entries = format_entries(shown.iter().map(|(key, value)| (*key, &**value)));
     // Keys come from clients, and a terminal must not interpret them.
     let printable = |text: &str| text.replace(char::is_control, "\u{fffd}");
-    format!("{}: {}", printable(check.domain), printable(&entries.unwrap_or_default()))
+    format!("{}: {}", printable(check.domain), printable(&entries))
 }

@@ -14,7 +14,7 @@ mod http;
 mod load;
 mod server;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -110,6 +110,20 @@ pub async fn follow(options: TableOptions, context: TableContext) {
             loader.follow_server(ServerTable::new(server), refresh).await;
         }
     }
+}
+
+/// Loads a table once, from a file of rows or a copy. Bad rows keep their row of `before`.
+///
+/// # Errors
+/// The file cannot be read, is not complete, or would remove too many ids of `before`.
+pub fn load_file(
+    spec: &Arc<TableSpec>,
+    path: &Path,
+    before: Option<&Table>,
+    check: &CheckNumber,
+) -> Result<(Table, LoadReport), String> {
+    let loaded = FileTable::new(path.to_owned()).read(spec, before, check);
+    loaded.and_then(|loaded| loaded.ok_or(ReadError::Unstable)).map_err(|error| error.to_string())
 }
 
 /// The shortest pause between two reads of a server that notifies of changes.

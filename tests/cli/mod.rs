@@ -6,5 +6,6 @@ pub mod doctor;
 mod fleet;
 mod limits_input;
 mod record;
+mod replay_tables;
 mod serve;
 mod table;

@@ -1,8 +1,10 @@
 //! Tests of hashed values: privacy, equal rules, and restored values.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use proptest::prelude::*;
+use sluicegate::config::tables::{Loading, RawRow, TableSpec};
 use sluicegate::config::{Config, load};
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::recording::hashed_values::{HashedValues, ValueHasher};
@@ -100,6 +102,28 @@ fn values_that_other_limits_name_are_restored() {
     assert_eq!(restored("/pay/7").as_deref(), Some("/pay/7"));
     assert_eq!(restored("/pay/8"), None);
     assert_eq!(values.restore("~not a hash, é~"), None);
+}
+
+#[test]
+fn ids_of_tables_are_restored_and_hidden() {
+    let spec = Arc::new(TableSpec::new("customers", [].into(), 10).unwrap());
+    let mut loading = Loading::new(spec, None);
+    for id in ["ann", "/pay/7", "/exact"] {
+        let row = RawRow { id: id.into(), ..RawRow::default() };
+        loading.add(Ok(row), &|_, _| Ok(())).unwrap();
+    }
+    let table = Arc::new(loading.finish().unwrap().0);
+    let values = HashedValues::named_by(SALT, [&config(LIMITS).with_tables(Arc::from([table]))]);
+    let hash = |value| ValueHasher::new(SALT).hash(value);
+    for id in ["ann", "/pay/7"] {
+        let recorded = &hashed(&[("path", id)])[0];
+        assert_eq!(values.restore(recorded).as_deref(), Some(id));
+        assert_eq!(values.hide(id), hash(id));
+    }
+    // The limits name it, so the recording has it in clear.
+    assert_eq!([values.hide("/exact"), values.hide("bob")], ["/exact", "bob"]);
+    assert_eq!(values.restore(&hash("bob")), None);
+    assert_eq!(values.restore(&hash("ann").to_uppercase()), None);
 }
 
 proptest! {

@@ -23,7 +23,8 @@ impl Config {
         self.tables.with_tables((self.rates_of_tables(), self.permits_of_tables()), tables, set)
     }
 
-    fn rates_of_tables(&self) -> impl Iterator<Item = (&Limit, &TableColumn)> {
+    /// Returns the rate limits that read tables, with their columns.
+    pub fn rates_of_tables(&self) -> impl Iterator<Item = (&Limit, &TableColumn)> {
         let trees = self.domains.values().map(|domain| &domain.tree);
         let limits = trees.flat_map(DescriptorTree::rules).flat_map(|rule| &rule.limits);
         limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))

@@ -7,11 +7,11 @@ use std::hash::Hasher;
 use std::io::{self, BufRead, Write};
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use siphasher::sip::SipHasher13;
 
 use crate::cells::Row;
+use crate::last_line::LastLine;
 use crate::load::{LoadError, LoadReport, Loading, NumberCheck};
 use crate::row::{RawRow, until_text};
 use crate::rows::{MAX_LINE_BYTES, json_bad_row};
@@ -30,20 +30,6 @@ pub enum CopyError {
     /// The copy has too many rows.
     #[error(transparent)]
     Load(#[from] LoadError),
-}
-
-/// The last line of a copy.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LastLine {
-    copy_of: Box<str>,
-    rows: u64,
-    checksum: u64,
-}
-
-impl LastLine {
-    /// The first bytes of the line. No row begins like this, because its first field is `id`.
-    const START: &'static [u8] = b"{\"copy_of\":";
 }
 
 /// Writes a copy of `table`.

@@ -17,6 +17,7 @@ mod amount;
 mod cells;
 mod columns;
 mod copy;
+mod last_line;
 mod load;
 mod row;
 mod rows;

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::io::{self, BufRead, BufReader, Read};
 
+use crate::last_line::LastLine;
 use crate::row::{BadRow, RawRow};
 use crate::spec::{FIELDS, check_column};
 
@@ -101,6 +102,7 @@ fn read_json_lines(
         let at = || format!("line {number}");
         match str::from_utf8(&line).map(str::trim) {
             Ok("") => {}
+            Ok(text) if LastLine::is_in(text) => {}
             Ok(text) => {
                 each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, &problem)))?;
             }

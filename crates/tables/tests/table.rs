@@ -322,3 +322,16 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_copy_is_read_as_a_file_of_rows() {
+    let (table, _) = load("id,plan,api\na,gold,\nb,,9\n");
+    let mut copy = Vec::new();
+    write_copy(&table, &mut copy).unwrap();
+    let copy = String::from_utf8(copy).unwrap();
+    let (read, report) = load(&copy);
+    assert_eq!((read.digest(), report.read, report.bad), (table.digest(), 2, 0));
+    // A row that only begins like the last line of a copy stays a row.
+    let (_, report) = load(&format!("{copy}{{\"copy_of\": 7, \"id\": \"c\"}}\n"));
+    assert_eq!((report.read, report.bad), (3, 0));
+}

@@ -2,7 +2,6 @@
 //! admin port.
 
 use std::hash::BuildHasher as _;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
@@ -12,8 +11,8 @@ use tokio::sync::watch;
 use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Findings, SeverityCounts};
 use crate::config::hooks::{Hook, Hooks};
 use crate::config::raw::source;
-use crate::config::settings::{HostPort, KeyFormat, PlanAmount, Settings, Tables};
-use crate::config::{Config, Limit, LimitMode, LimitWindow, TableColumn, load};
+use crate::config::settings::{HostPort, KeyFormat, Settings};
+use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
 use crate::edge::health::{Health, Readiness};
 use crate::edge::http::admin::{ConfigDiff, ConfigLoads, LoadError};
 use crate::engine::Engine;
@@ -29,6 +28,7 @@ use crate::telemetry::stats::{StatCounter, Stats};
 
 use super::drain::ShutdownSignals;
 use super::startup_probes;
+use crate::cli::table_conflicts::{Conflict, table_conflicts};
 
 /// Starts the source of limits: xDS or files. With files, returns after the first load has
 /// finished.
@@ -136,15 +136,6 @@ fn find_conflicts(config: &Config, settings: &Settings, texts: &[TextFile]) -> D
     findings
 }
 
-/// A limit that conflicts with a setting.
-struct Conflict {
-    /// The file and line of the rule, `file:line`.
-    location: Box<str>,
-    code: Code,
-    message: String,
-    help: String,
-}
-
 /// Finds leased limits that conflict with `compat.store.key_format: compat`.
 /// envoyproxy/ratelimit uses the same counters, and ignores leases.
 fn lease_conflicts(config: &Config) -> impl Iterator<Item = Conflict> {
@@ -159,37 +150,6 @@ fn lease_conflicts(config: &Config) -> impl Iterator<Item = Conflict> {
         help: "use `mode: exact` or `cached_deny`; another strategy, or `per`, can be leased"
             .to_owned(),
     })
-}
-
-/// Finds limits that read a table which the settings do not have, or whose plans they cannot count.
-fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict> {
-    let mut conflicts = Vec::new();
-    for (column, location) in config.table_columns() {
-        let TableColumn { table, column, .. } = column;
-        let conflict = |message, help: &str| Conflict {
-            location: location.into(),
-            code: Code::BadTableColumn,
-            message,
-            help: help.to_owned(),
-        };
-        let Some(settings) = tables.0.iter().find(|settings| *settings.name == **table) else {
-            let message =
-                format!("`from: {table}.{column}`: the setting `tables` has no `{table}`");
-            conflicts.push(conflict(message, "add the table to the settings, or correct its name"));
-            continue;
-        };
-        let plans = settings.plans.iter();
-        let numbers = plans.filter_map(|(plan, amounts)| Some((plan, amounts.get(&**column)?)));
-        for (plan, amount) in numbers {
-            let PlanAmount::Number(number) = amount else { continue };
-            let Some(number) = NonZeroU32::new(*number) else { continue };
-            if let Err(problem) = config.check_table_number(table, column, number) {
-                let message = format!("`from: {table}.{column}`: plan `{plan}`: {problem}");
-                conflicts.push(conflict(message, "use a smaller number, or another period"));
-            }
-        }
-    }
-    conflicts
 }
 
 fn is_compat_counter_leased(limit: &Limit) -> bool {

@@ -1,4 +1,5 @@
-//! Replaces descriptor values by keyed hashes, and restores the values that a configuration names.
+//! Replaces descriptor values by keyed hashes, and restores the values that a configuration names, and
+//! the ids of its tables.
 //!
 //! | limits | value | recorded |
 //! |---|---|---|
@@ -11,12 +12,14 @@
 //! - A check with hashed values matches the same rules of the recorded limits.
 //! - Equal values get equal hashes, also under different patterns.
 //! - A value that later limits name exactly can be restored, because the salt is in the file.
+//! - An id that only a table has can be restored for decisions, and hashed again for a report.
 //!
 //! Not covered:
 //! - A pattern that the recorded limits lack: it does not match hashed values.
 //! - Two addresses of a small network may get one hash.
 //! - Guesses: a reader of the file can hash a guess and compare.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 use std::hash::Hasher as _;
@@ -51,11 +54,15 @@ impl ValueHasher {
     /// Returns the hash of `value`, with the mark before it.
     #[must_use]
     pub fn hash(&self, value: &str) -> String {
+        let mut text = String::with_capacity(1 + HASH_DIGITS);
+        let _infallible = write!(text, "{MARK}{:016x}", self.number(value));
+        text
+    }
+
+    fn number(&self, value: &str) -> u64 {
         let mut hasher = SipHasher13::new_with_key(&self.salt);
         hasher.write(value.as_bytes());
-        let mut text = String::with_capacity(1 + HASH_DIGITS);
-        let _infallible = write!(text, "{MARK}{:016x}", hasher.finish());
-        text
+        hasher.finish()
     }
 
     /// Returns the values of `check` as they are recorded: for each descriptor, one text for each
@@ -98,10 +105,9 @@ impl ValueHasher {
 
     /// Returns the address of `network` whose other bits are the hash.
     fn hash_address(&self, value: &str, network: Network) -> String {
-        let mut hasher = SipHasher13::new_with_key(&self.salt);
         let address = ClientAddress::parse(value).map(ClientAddress::value);
-        hasher.write(address.as_deref().unwrap_or(value).as_bytes());
-        network.address_with_host_bits(hasher.finish()).to_string()
+        let hash = self.number(address.as_deref().unwrap_or(value));
+        network.address_with_host_bits(hash).to_string()
     }
 }
 
@@ -122,28 +128,54 @@ pub fn new_salt() -> Option<[u8; 16]> {
     ring::rand::generate(&SystemRandom::new()).ok().map(ring::rand::Random::expose)
 }
 
-/// Restores the hashed values that configurations name.
-#[derive(Debug, Default)]
+/// Restores the hashed values that configurations name, and the ids of their tables.
+///
+/// Memory: about 80 bytes for an id of a table.
+#[derive(Debug)]
 pub struct HashedValues {
-    /// The clear value of each hash, with the mark.
-    clear: HashMap<String, String>,
+    hasher: ValueHasher,
+    /// The exact values of rules, by their hashes.
+    named: HashMap<u64, Box<str>>,
+    /// The ids of tables, by their hashes. The recording hides them.
+    ids: HashMap<u64, Box<str>>,
 }
 
 impl HashedValues {
-    /// Collects the exact values of `configs`. Cost: linear in the number of their rules.
+    /// Collects the exact values of `configs`, and the ids of their tables. Cost: linear in the
+    /// number of their rules and rows.
     #[must_use]
     pub fn named_by<'c>(salt: [u8; 16], configs: impl IntoIterator<Item = &'c Config>) -> Self {
         let hasher = ValueHasher::new(salt);
-        let domains = configs.into_iter().flat_map(|config| config.domains.values());
-        let values = domains.flat_map(|domain| domain.tree.exact_values());
-        Self { clear: values.map(|value| (hasher.hash(value), value.to_owned())).collect() }
+        let (mut named, mut ids) = (HashMap::new(), HashMap::new());
+        for config in configs {
+            let values = config.domains.values().flat_map(|domain| domain.tree.exact_values());
+            named.extend(values.map(|value| (hasher.number(value), value.into())));
+            for (id, _) in config.tables.tables().iter().flat_map(|table| table.iter()) {
+                ids.entry(hasher.number(id)).or_insert_with(|| id.into());
+            }
+        }
+        Self { hasher, named, ids }
     }
 
-    /// Returns the clear text of a recorded value, if it contains a hash of a named value.
+    /// Returns the clear text of a recorded value, if it contains a hash of a known value.
     #[must_use]
     pub fn restore(&self, recorded: &str) -> Option<String> {
         let starts = recorded.match_indices(MARK).map(|(at, _)| at);
-        let hashes = starts.filter_map(|at| recorded.get(at..=at + HASH_DIGITS));
-        hashes.into_iter().find_map(|hash| self.clear.get(hash).cloned())
+        let hashes = starts.filter_map(|at| parse_hash(recorded.get(at + 1..=at + HASH_DIGITS)?));
+        let known = |hash: u64| self.named.get(&hash).or_else(|| self.ids.get(&hash));
+        hashes.into_iter().find_map(known).map(ToString::to_string)
     }
+
+    /// Returns the text for reports: the hash of a value that only tables have, else the value.
+    #[must_use]
+    pub fn hide<'v>(&self, value: &'v str) -> Cow<'v, str> {
+        let hash = self.hasher.number(value);
+        let is_hidden = self.ids.contains_key(&hash) && !self.named.contains_key(&hash);
+        if is_hidden { self.hasher.hash(value).into() } else { value.into() }
+    }
+}
+
+fn parse_hash(digits: &str) -> Option<u64> {
+    let is_hash = digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    is_hash.then(|| u64::from_str_radix(digits, 16).ok()).flatten()
 }
