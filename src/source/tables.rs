@@ -216,18 +216,16 @@ impl TableLoader {
 
     /// Records a failure. A repeated one is logged once.
     fn fail(&self, error: &ReadError) {
-        let (name, text) = (self.spec.name(), error.to_string());
+        let (name, text) = (self.spec.name(), shown(&error.to_string()));
         let mut is_new = false;
         self.context.states.update(name, |state| {
             is_new = state.error.as_deref() != Some(&*text);
             state.error = Some(text.as_str().into());
         });
         if is_new {
-            tracing::warn!(
-                table = name,
-                error = text,
-                "failed to load the table, the rows before stay"
-            );
+            let first = "this replica waits for its first rows";
+            let effect = self.current.as_ref().map_or(first, |_| "the rows before stay");
+            tracing::warn!(table = name, error = text, "failed to load the table, {effect}");
         }
     }
 
@@ -248,6 +246,15 @@ impl TableLoader {
             }
         }));
     }
+}
+
+/// The longest error that is shown, in characters. A server chooses its text.
+const MAX_ERROR: usize = 1_000;
+
+/// Returns a text of one line.
+fn shown(error: &str) -> String {
+    let plain = |character: char| if character.is_control() { ' ' } else { character };
+    error.chars().take(MAX_ERROR).map(plain).collect()
 }
 
 fn log_load(table: &Table, report: &LoadReport) {

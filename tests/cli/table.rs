@@ -1,5 +1,7 @@
 //! A real process with a table, and the command `sluicegate table`.
 
+mod rows;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;

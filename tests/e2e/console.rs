@@ -1,5 +1,7 @@
 //! Drives the console in a real browser, against two replicas with Redis under load.
 
+mod tables;
+
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -18,8 +18,6 @@ pub enum Readiness {
     Ready,
     /// No configuration is loaded, and the settings make readiness depend on it.
     NoConfig,
-    /// A table has never been loaded.
-    NoTables,
     /// The store is unavailable, and the settings make readiness depend on it.
     StoreUnavailable,
     /// The process is shutting down, and finishes the open requests.
@@ -31,7 +29,6 @@ impl fmt::Display for Readiness {
         f.write_str(match self {
             Self::Ready => "ready",
             Self::NoConfig => "not ready: no limits are loaded",
-            Self::NoTables => "not ready: a table is not loaded",
             Self::StoreUnavailable => "not ready: the store is unavailable",
             Self::Draining => "not ready: draining",
         })

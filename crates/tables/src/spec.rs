@@ -41,6 +41,9 @@ pub enum SpecError {
 /// The fields of a row that are not amounts.
 pub(crate) const FIELDS: [&str; 4] = ["id", "plan", "until", "deleted"];
 
+/// The field of a shown row with the amounts that operators set.
+const SET: &str = "set";
+
 impl TableSpec {
     /// Creates the definition of a table. A load that would remove more than `max_shrink` percent of
     /// the ids is refused.
@@ -107,7 +110,7 @@ fn check_name(name: &str) -> Result<(), SpecError> {
 }
 
 pub(crate) fn check_column(name: &str) -> Result<(), SpecError> {
-    if FIELDS.contains(&name) {
+    if FIELDS.contains(&name) || name == SET {
         return Err(SpecError::ReservedColumn(name.into()));
     }
     check_name(name)

@@ -188,7 +188,9 @@ impl Table {
         own.map(|(_, amount)| *amount).or_else(|| self.plan_amount(row, column))
     }
 
-    fn plan_amount(&self, row: &Row, column: ColumnNumber) -> Option<Amount> {
+    /// Returns the amount of a row's plan in a column.
+    #[must_use]
+    pub fn plan_amount(&self, row: &Row, column: ColumnNumber) -> Option<Amount> {
         let plan = self.plans.get(row.plan? as usize)?;
         *plan.get(usize::from(column.0))?
     }

@@ -1,6 +1,7 @@
 //! Starts the tables that limits read, and waits for their first versions.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +19,6 @@ use super::tasks::{ServeError, ServiceTasks};
 use crate::config::settings::{PostgresUrl, RedisUrl, Settings, TableSettings, TableSource};
 use crate::config::tables::{Table, TableStates};
 use crate::config::{Config, TableColumn};
-use crate::edge::health::Readiness;
 use crate::engine::Engine;
 use crate::source::tables::{
     self, HttpRows, RowRead, RowServer, RowSource, RowsEnd, TableContext, TableOptions,
@@ -191,6 +191,21 @@ impl RowServer for RedisRows {
     }
 }
 
+/// The readiness of a process that waits for tables: their names, each with the error of its last read.
+struct MissingTables<'s>(&'s TableStates);
+
+impl fmt::Display for MissingTables<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("not ready")?;
+        for (number, state) in self.0.all().iter().filter(|it| it.table.is_none()).enumerate() {
+            let sign = if number == 0 { ':' } else { ';' };
+            write!(f, "{sign} the table `{}` is not loaded", state.name)?;
+            state.error.iter().try_for_each(|error| write!(f, ": {error}"))?;
+        }
+        Ok(())
+    }
+}
+
 /// Waits until all tables have a version, and meanwhile answers health probes on the HTTP port. Returns
 /// `false` if a shutdown signal arrives first.
 pub(super) async fn wait_for_first_tables(
@@ -199,13 +214,17 @@ pub(super) async fn wait_for_first_tables(
     signals: &mut ShutdownSignals,
 ) -> bool {
     let StartupListeners::HttpOnly(http) = bound else { return true };
+    let states = engine.table_states();
+    if !states.are_loaded() {
+        tracing::info!("waiting for the first rows of the tables; {}", MissingTables(states));
+    }
     let loaded = async {
-        while !engine.table_states().are_loaded() {
+        while !states.are_loaded() {
             tokio::time::sleep(LOADED_POLL_INTERVAL).await;
         }
     };
     tokio::select! {
-        never = startup_probes::answer_probes(http.as_ref(), Readiness::NoTables) => match never {},
+        never = startup_probes::answer_probes(http.as_ref(), MissingTables(states)) => match never {},
         _ = signals.next() => false,
         () = loaded => true,
     }

@@ -8,6 +8,7 @@
 
 pub mod access;
 mod actions;
+mod amounts;
 mod audit;
 mod authorize;
 mod browser;
@@ -83,7 +84,8 @@ const PATHS: [(&str, &str); 30] = [
     ),
     (
         "/tables",
-        "the tables that limits read, or rows of ?table=t&id=i (or &plan=p&limit=100), as JSON",
+        "the tables that limits read, or rows of ?table=t&id=i (or &plan=p&limit=100, or \
+         &amounts_of=i: each amount and its origin), as JSON",
     ),
     (
         "/set",

@@ -42,10 +42,9 @@ pub fn health_routes(engine: Arc<Engine>, health: Health) -> Router {
 async fn healthcheck(State(HealthState { health, .. }): State<HealthState>) -> Response {
     match health.readiness() {
         Readiness::Ready => (PLAIN, "OK").into_response(),
-        Readiness::NoConfig
-        | Readiness::NoTables
-        | Readiness::StoreUnavailable
-        | Readiness::Draining => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
+            StatusCode::INTERNAL_SERVER_ERROR.into_response()
+        }
     }
 }
 
@@ -53,10 +52,9 @@ async fn readyz(State(HealthState { engine, health }): State<HealthState>) -> Re
     let ready = health.readiness();
     let status = match ready {
         Readiness::Ready => StatusCode::OK,
-        Readiness::NoConfig
-        | Readiness::NoTables
-        | Readiness::StoreUnavailable
-        | Readiness::Draining => StatusCode::SERVICE_UNAVAILABLE,
+        Readiness::NoConfig | Readiness::StoreUnavailable | Readiness::Draining => {
+            StatusCode::SERVICE_UNAVAILABLE
+        }
     };
     (status, PLAIN, format!("{ready}{}\n", StoreFailureText(engine.store_failure())))
         .into_response()

@@ -1,16 +1,19 @@
 //! Serves `/tables`: the tables that limits read, and their rows.
 //!
 //! Guarantees:
-//! - A list has at most [`MAX_ROWS`] rows, sorted by id.
+//! - A list has at most [`MAX_ROWS`] rows, sorted by id. Other rows take no memory.
+
+use std::collections::BinaryHeap;
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value, json};
+use tokio::task::JoinError;
 
 use super::actions::QueryPairs;
+use super::amounts::{amounts_json, set_amounts};
 use super::port::Admin;
-use crate::config::action::{ActionEffect, ActionTarget};
 use crate::config::tables::{Table, TableState, row_json};
 use crate::engine::Engine;
 use crate::http::response::{JSON, PLAIN};
@@ -24,7 +27,12 @@ const DEFAULT_ROWS: usize = 100;
 
 /// Serves `/tables`.
 pub(super) async fn show(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
-    match TablesQuery::new(&query).and_then(|query| query.answer(&admin.engine)) {
+    // A list looks at all rows, which takes a second for ten million: checks must not wait for it.
+    let answered = tokio::task::spawn_blocking(move || {
+        TablesQuery::new(&query).and_then(|query| query.answer(&admin.engine))
+    });
+    let failed = |error: JoinError| Err((StatusCode::INTERNAL_SERVER_ERROR, error.to_string()));
+    match answered.await.unwrap_or_else(failed) {
         Ok(body) => (JSON, body.to_string()).into_response(),
         Err((status, message)) => (status, PLAIN, message + "\n").into_response(),
     }
@@ -34,6 +42,7 @@ pub(super) async fn show(State(admin): State<Admin>, Query(query): Query<QueryPa
 struct TablesQuery<'q> {
     table: Option<&'q str>,
     id: Option<&'q str>,
+    amounts_of: Option<&'q str>,
     plan: Option<&'q str>,
     limit: Option<usize>,
 }
@@ -48,6 +57,7 @@ impl<'q> TablesQuery<'q> {
             match &**name {
                 "table" => query.table = Some(text),
                 "id" => query.id = Some(text),
+                "amounts_of" => query.amounts_of = Some(text),
                 "plan" => query.plan = Some(text),
                 "limit" => {
                     let limit = text.parse().ok().filter(|limit| (1..=MAX_ROWS).contains(limit));
@@ -56,7 +66,7 @@ impl<'q> TablesQuery<'q> {
                     query.limit = Some(limit);
                 }
                 other => {
-                    let known = "use table, id, plan, limit";
+                    let known = "use table, id, amounts_of, plan, limit";
                     return Err(wrong(format!("unknown parameter `{other}`; {known}")));
                 }
             }
@@ -79,6 +89,9 @@ impl<'q> TablesQuery<'q> {
         let Some(table) = &state.table else {
             return Err(not_found(format!("the table `{name}` is not loaded")));
         };
+        if let Some(id) = self.amounts_of {
+            return Ok(amounts_json(engine, table, id));
+        }
         if let Some(id) = self.id {
             let set = set_amounts(engine, name, id);
             let mut fields = match table.row(id) {
@@ -89,39 +102,30 @@ impl<'q> TablesQuery<'q> {
                 None => Map::from_iter([("id".to_owned(), id.into())]),
             };
             if !set.is_empty() {
-                fields.insert("set".to_owned(), set.into());
+                let set = set.iter().map(|(column, set, _)| (&**column, set.to_string()));
+                fields.insert("set".to_owned(), set.collect());
             }
             return Ok(fields.into());
         }
-        let has_plan = |plan: Option<&str>| self.plan.is_none_or(|wanted| plan == Some(wanted));
-        let rows = table.iter().filter(|(_, row)| has_plan(table.plan_name(row)));
-        let mut rows: Vec<_> = rows.collect();
-        let (count, limit) = (rows.len(), self.limit.unwrap_or(DEFAULT_ROWS));
-        // A table may have millions of rows: only those that are shown are sorted.
-        if limit < count {
-            rows.select_nth_unstable_by_key(limit, |(id, _)| *id);
-            rows.truncate(limit);
-        }
-        rows.sort_unstable_by_key(|(id, _)| *id);
-        let shown: Vec<_> =
-            rows.into_iter().take(limit).map(|(id, row)| row_json(table, id, row)).collect();
-        Ok(json!({ "count": count, "rows": shown }))
+        Ok(self.list(table))
     }
-}
 
-/// Returns the amounts that operators set for an id, by column.
-fn set_amounts(engine: &Engine, table: &str, id: &str) -> Map<String, Value> {
-    let actions = engine.actions();
-    let of_id =
-        actions.iter().filter_map(|active| match (&active.action.target, active.action.effect) {
-            (ActionTarget::Amount { id: set, column }, ActionEffect::Set(amount))
-                if *active.action.domain == *table && **set == *id =>
-            {
-                Some((column.to_string(), amount.to_string().into()))
+    fn list(&self, table: &Table) -> Value {
+        let has_plan = |row| self.plan.is_none_or(|plan| table.plan_name(row) == Some(plan));
+        let (mut count, mut first) = (0_u64, BinaryHeap::new());
+        let limit = self.limit.unwrap_or(DEFAULT_ROWS);
+        for (id, _) in table.iter().filter(|(_, row)| has_plan(row)) {
+            count += 1;
+            if first.len() < limit {
+                first.push(id);
+            } else if let Some(mut last) = first.peek_mut().filter(|last| id < **last) {
+                *last = id;
             }
-            _ => None,
-        });
-    of_id.collect()
+        }
+        let ids = first.into_sorted_vec().into_iter();
+        let rows: Vec<_> = ids.filter_map(|id| Some(row_json(table, id, table.row(id)?))).collect();
+        json!({ "count": count, "rows": rows })
+    }
 }
 
 fn state_json(state: &TableState, now: Nanos) -> Value {

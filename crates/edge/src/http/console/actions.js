@@ -2,7 +2,7 @@
 
 import { ApiError, post } from "./api.js";
 import { el, setText, showText } from "./dom.js";
-import { count, parseDuration, plural, shortTime, spokenDuration, until } from "./format.js";
+import { count, parseDuration, plural, shortTime, spokenDuration, until, visible } from "./format.js";
 
 /**
  * The actions by name. `fields` are the inputs. `effect` describes the change in one sentence.
@@ -44,6 +44,24 @@ const ACTIONS = {
     query: () => ({}),
     done: (target) => `The counter of ${target.descriptor} is empty`,
   },
+  set: {
+    title: "Set the amount",
+    path: "set",
+    fields: ["amount", "duration"],
+    effect: (values, target) =>
+      `${rowText(target)} is ${values.amount || "…"} for ${endText(values)}. ` +
+      "Then that of the table applies again.",
+    query: ({ amount, duration }, { table, id, column }) => ({ table, id, column, amount, for: duration }),
+    done: (target, values) => `${rowText(target)} is ${values.amount}`,
+  },
+  unset: {
+    title: "End the set amount",
+    path: "unset",
+    fields: [],
+    effect: (_, target) => `${rowText(target)} is that of the table again.`,
+    query: (_, { table, id, column }) => ({ table, id, column }),
+    done: (target) => `${rowText(target)} is that of the table again`,
+  },
   refund: {
     title: "Refund hits",
     path: "refund",
@@ -72,6 +90,10 @@ function subject({ scope, limit, descriptor }) {
   return scope === "rule" ? `the rule ${limit}` : `the key ${descriptor}`;
 }
 
+function rowText({ table, id, column }) {
+  return `The amount ${column} of ${visible(id)} in ${table}`;
+}
+
 function hitsText({ hits }) {
   return hits ? plural(Number(hits), "hit") : "…";
 }
@@ -94,7 +116,28 @@ function endText({ duration }) {
   return end == null ? "…" : `${spokenDuration(duration)}, until ${shortTime(Date.now() + end)}`;
 }
 
-const FIELDS = { boost: boostFields, duration: durationField, hits: hitsField, descriptor: descriptorField };
+const FIELDS = {
+  amount: amountField,
+  boost: boostFields,
+  descriptor: descriptorField,
+  duration: durationField,
+  hits: hitsField,
+};
+
+function amountField() {
+  const input = el("input", {
+    type: "text",
+    name: "amount",
+    id: "act-amount",
+    required: true,
+    pattern: "\\d+|unlimited|blocked",
+    autocomplete: "off",
+    placeholder: "600, unlimited or blocked",
+    title: "A whole number, unlimited or blocked",
+    "data-test": "act-amount",
+  });
+  return [label("act-amount", "Amount"), input];
+}
 
 function boostFields() {
   const kind = el(
@@ -173,7 +216,8 @@ function label(id, text) {
 
 /**
  * Asks for the details of a change and sends it. `target` is `{domain, descriptor, scope, limit}`,
- * with `requests` and `period` of its limit if they are known. `onDone` gets a sentence.
+ * with `requests` and `period` of its limit if they are known, or `{table, id, column}`. `onDone`
+ * gets a sentence.
  */
 export function openAction(name, target, onDone) {
   const action = ACTIONS[name];

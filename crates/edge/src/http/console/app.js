@@ -12,8 +12,9 @@ import key from "./pages/key.js";
 import overview from "./pages/overview.js";
 import rule from "./pages/rule.js";
 import rules from "./pages/rules.js";
+import tables from "./pages/tables.js";
 
-const PAGES = { audit, concurrency, configuration, key, overview, rule, rules };
+const PAGES = { audit, concurrency, configuration, key, overview, rule, rules, tables };
 
 // The page of the menu that contains a page.
 const MENU = { rule: "rules" };

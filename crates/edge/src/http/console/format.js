@@ -116,8 +116,18 @@ export function limitText(limit) {
   return `${name}${count(limit.requests)} per ${per}, ${limit.strategy}`;
 }
 
-/** Describes a forced decision or a boost of `/actions`. */
+/**
+ * Shows characters that have no width, or that change the direction of the text around them, as
+ * `\u{202e}`.
+ */
+export function visible(text) {
+  const escape = (character) => `\\u{${character.codePointAt(0).toString(16)}}`;
+  return text.replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]|(?! )\p{Zs}|^ | $/gu, escape);
+}
+
+/** Describes a change of `/actions`. */
 export function effectText({ verdict, boost }) {
+  if (boost?.amount) return `Set to ${boost.amount}`;
   if (verdict) return `Forced to ${verdict}`;
   return boost?.factor ? `Boosted × ${boost.factor}` : `Boosted to ${count(boost?.limit)} requests`;
 }

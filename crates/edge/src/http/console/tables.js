@@ -1,6 +1,7 @@
 // Tables that keep their rows between polls, so that focus and selection survive.
 
 import { el, linkTo, setText } from "./dom.js";
+import { visible } from "./format.js";
 
 /**
  * A table. Each column is `{title, kind, cell}`; `kind` is a class such as `number`; `cell` returns
@@ -109,6 +110,19 @@ export function isHashed(descriptor) {
 export function keyLink(domain, descriptor) {
   if (!isHashed(descriptor)) return linkTo("key", { domain, descriptor }, descriptor);
   return el("span", { title: "The values are hashed (setting telemetry.descriptor_values)." }, descriptor);
+}
+
+/** Creates a link to the row of a table. */
+export function rowLink(table, id, text = visible(id)) {
+  return linkTo("tables", { table, id }, text);
+}
+
+/** Creates a link to the key of a change, or to the row. */
+export function targetLink({ scope, domain, descriptor }) {
+  const row = scope === "table" && descriptor.match(/^id=(.*),column=([\w-]+)$/s);
+  if (!row) return keyLink(domain, descriptor);
+  const id = row[1].replace(/\\([,=\\])/g, "$1");
+  return rowLink(domain, id, `${domain} ${visible(id)}: ${row[2]}`);
 }
 
 /** Creates a small label. `kind` is `good`, `bad`, `warn` or empty. */

@@ -2,7 +2,7 @@
 
 import { card, el, linkTo, pageLink, showText } from "../dom.js";
 import { dateTime, plural } from "../format.js";
-import { Table, keyLink } from "../tables.js";
+import { Table, targetLink } from "../tables.js";
 
 const MAX_ENTRIES = 500;
 
@@ -76,7 +76,7 @@ export function auditTable({ withKey }) {
     title: "Key",
     kind: "key",
     key: ({ descriptor }) => descriptor ?? "",
-    cell: ({ domain, descriptor }) => (descriptor ? keyLink(domain, descriptor) : null),
+    cell: (entry) => (entry.descriptor ? targetLink(entry) : null),
   };
   const ruleColumn = {
     title: "Rule",

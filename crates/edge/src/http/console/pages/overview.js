@@ -4,7 +4,7 @@ import { Chart } from "../chart.js";
 import { card, el, facts, linkTo, setText } from "../dom.js";
 import { NONE, count, duration, effectText, microseconds, percent, rate, shortTime } from "../format.js";
 import { LatencyMeter, LiveTail, RateMeter, historyRates } from "../rates.js";
-import { Table, badge, keyLink } from "../tables.js";
+import { Table, badge, targetLink } from "../tables.js";
 import { topTable } from "./key.js";
 
 const CHARTED = ["allow", "deny", "shadow_deny"];
@@ -200,18 +200,19 @@ function envoyTable() {
 }
 
 function changeTable() {
-  const link = ({ scope, domain, limit, descriptor }) => {
+  const link = (change) => {
+    const { scope, domain, limit, descriptor } = change;
     if (scope === "everything") return el("strong", {}, "everything");
-    return descriptor ? keyLink(domain, descriptor) : linkTo("rule", { domain, path: limit }, limit);
+    return descriptor ? targetLink(change) : linkTo("rule", { domain, path: limit }, limit);
   };
   return new Table({
-    caption: "Forced decisions and boosts",
+    caption: "Forced decisions, boosts and set amounts",
     test: "changes",
-    empty: "No forced decisions and no boosts.",
+    empty: "No change is in effect.",
     rowKey: ({ domain, limit, descriptor, action }) => [domain, limit, descriptor, action].join("\n"),
     columns: [
       {
-        title: "Rule or key",
+        title: "Rule, key or row",
         header: true,
         key: ({ limit, descriptor }) => `${limit} ${descriptor}`,
         cell: link,
