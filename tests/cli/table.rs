@@ -153,6 +153,7 @@ fn an_operator_sets_the_amount_of_a_row_for_a_while() {
         (&["set", "customers", "a", "ap=1", "--for", "1h"], "no limit reads `customers.ap`"),
         (&["set", "shops", "a", "api=1", "--for", "1h"], "no limit reads `shops.api`"),
         (&["set", "customers", "a", "api=1", "--for", "2d"], "1s to 24h"),
+        (&["set", "customers", &"a".repeat(257), "api=1", "--for", "1h"], "longer than 256 bytes"),
         (&["unset", "customers", "a", "api"], "no action of this kind"),
     ] {
         let output = set(arguments);

@@ -22,6 +22,7 @@ use super::port::Admin;
 use crate::config::action::{ActionEffect, ActionTarget, BoostSize};
 use crate::config::descriptor_text::format_entries;
 use crate::config::resolve::duration::{self, DurationError};
+use crate::config::tables::MAX_ID_BYTES;
 use crate::engine::actions::{
     ActionError, ActionKind, ActionRequest, ActiveAction, AuditEntry, Operator, verdict_name,
 };
@@ -232,6 +233,9 @@ fn with_request(
     let operator = query.operator();
     if kind == ActionKind::SetAmount {
         let (table, id) = (query.required("table")?, query.required("id")?);
+        if MAX_ID_BYTES < id.len() {
+            return Err(format!("`id` is longer than {MAX_ID_BYTES} bytes"));
+        }
         let entries = &[("id", id), ("column", query.required("column")?)];
         let request = ActionRequest { domain: table, entries, kind, operator };
         return change(&request).map_err(|why| why.to_string());
