@@ -44,8 +44,9 @@ const ROWS: usize = 1_000_000;
 const REPLICAS: usize = 3;
 const CHANGES: usize = 100;
 const DECISIONS: usize = 100_000;
-/// The swaps during the decisions.
-const SWAP_PAUSE: Duration = Duration::from_secs(2);
+/// The swaps during the decisions, and the pause before each next one.
+const SWAPS: usize = 5;
+const SWAP_PAUSE: Duration = Duration::from_secs(4);
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- {key: customer, rate_limit: {unit: day, \
                       requests_per_unit: 4000000000, strategy: gcra, from: customers.api}}\n";
@@ -130,7 +131,8 @@ async fn changes(dir: &TempDir, database: &Postgres, is_notified: bool) {
     let mut session = database.session();
     let mut times = Vec::new();
     for number in 0..CHANGES {
-        let id = format!("customer-{:015}", number * 997);
+        // Each customer is blocked once.
+        let id = format!("customer-{:015}", 2 * number + usize::from(is_notified));
         let notify = if is_notified { "NOTIFY customers_changed;" } else { "" };
         let change = format!(
             "UPDATE customers SET api = 'blocked', changed_at = now() WHERE id = '{id}'; {notify} SELECT 1;"
@@ -161,6 +163,8 @@ async fn until_denied(client: &mut RateLimitClient, id: &str) {
 /// p99.9 of decisions without and with swaps of a file of a million rows.
 async fn swaps(dir: &TempDir) {
     let file = dir.path().join("customers.csv");
+    // Written before, so that only the replica works during the swaps.
+    (0..=SWAPS).for_each(|version| write_version(&file, version));
     swap(&file, 0);
     let server = start(dir, &json!({"source": format!("file://{}", file.display())}));
     let mut client = server.client().await;
@@ -169,7 +173,7 @@ async fn swaps(dir: &TempDir) {
     let swapping = std::thread::spawn({
         let file = file.clone();
         move || {
-            for version in 1..=10 {
+            for version in 1..=SWAPS {
                 swap(&file, version);
                 std::thread::sleep(SWAP_PAUSE);
             }
@@ -184,16 +188,18 @@ async fn swaps(dir: &TempDir) {
     row("decisions beside a swap of 1 M rows: p99.9", before[1], worst[1], "+1");
 }
 
-/// Replaces the file by rows of which each tenth differs.
 fn swap(file: &Path, version: usize) {
+    fs::rename(file.with_extension(version.to_string()), file).unwrap();
+}
+
+/// Writes rows of which each tenth differs in each version.
+fn write_version(file: &Path, version: usize) {
     let mut text = "id,plan,api\n".to_owned();
     for number in 0..ROWS {
         let own = if number % 10 == 0 { (version + 1).to_string() } else { String::new() };
         writeln!(text, "customer-{number:015},plan{},{own}", number % 5).unwrap();
     }
-    let new = file.with_extension("new");
-    fs::write(&new, text).unwrap();
-    fs::rename(new, file).unwrap();
+    fs::write(file.with_extension(version.to_string()), text).unwrap();
 }
 
 /// Makes checks one after the other. Returns p50 and p99.9 in milliseconds.

@@ -92,7 +92,7 @@ fn main() {
     timed("read the copy", || drop(read_copy(&spec(), &*copy, &|_, _| Ok(())).unwrap()));
     let change = format!("{{\"id\": \"{}\", \"api\": 7}}", id(ROWS / 2));
     timed("change one row", || {
-        table.with_json_changes(&change, &|_, _| Ok(())).unwrap();
+        table.with_json_changes(&change, &[], &|_, _| Ok(())).unwrap();
     });
     let (column, ids): (_, Vec<_>) =
         (table.column("api").unwrap(), (0..LOOKUPS).map(|at| id(at * 7919 % ROWS)).collect());

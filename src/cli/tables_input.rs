@@ -52,7 +52,9 @@ impl GivenTables {
                 Self { flag, settings: read_settings(flag, file)?, files: BTreeMap::new() }
             }
             ([_, second, ..], _) => {
-                return Err(format!("error: {flag} {second}: a second file of settings"));
+                return Err(format!(
+                    "error: {flag} {second}: {flag} takes one file of settings; write others as TABLE=FILE"
+                ));
             }
         };
         let files = files.into_iter().filter_map(|value| table_and_file(value));
@@ -67,8 +69,9 @@ impl GivenTables {
         }
     }
 
-    /// Returns `config` with the tables that it reads, and their bad rows. As in a running replica, a
-    /// bad row keeps the row of `old`, and too few ids are refused, if the settings are the same.
+    /// Returns `config` with the tables that it reads, and their bad rows. If the settings are the same,
+    /// `old` is the earlier version, as in a running replica: it has the rows of bad ids, and it is the
+    /// base of `max_shrink`.
     ///
     /// # Errors
     /// A message if a table cannot be loaded, or if a replica would refuse the limits.
@@ -106,16 +109,16 @@ impl GivenTables {
         check: &CheckNumber,
     ) -> Result<(Table, LoadReport), String> {
         let (name, flag) = (&table.name, self.flag);
-        let fix = format!("to read another file, add {flag} {name}=FILE");
-        let error = |problem: String| format!("error: table `{name}`: {problem}; {fix}");
+        let error = |problem: String| format!("error: table `{name}`: {problem}");
         let spec = Arc::new(table.spec().map_err(error)?);
-        let file = self.files.get(name).map_or_else(|| file_of(table), |file| Ok(file.clone()));
+        let file =
+            self.files.get(name).map_or_else(|| file_of(flag, table), |file| Ok(file.clone()));
         let old = old.filter(|old| *old.spec() == spec);
         load_file(&spec, &file.map_err(error)?, old.map(|old| &**old), check).map_err(error)
     }
 }
 
-/// Splits `TABLE=FILE`. A path before a `=` is no name of a table.
+/// Splits `TABLE=FILE`. A text with `/` or `.` before the `=` is a path.
 fn table_and_file(value: &str) -> Option<(&str, &str)> {
     value.split_once('=').filter(|(table, _)| !table.contains(['/', '.']))
 }
@@ -134,12 +137,14 @@ fn read_settings(flag: &str, file: &str) -> Result<Tables, String> {
     }
 }
 
-fn file_of(table: &TableSettings) -> Result<PathBuf, String> {
+fn file_of(flag: &str, table: &TableSettings) -> Result<PathBuf, String> {
     match (table.source()?, &table.copy) {
         (TableSource::File(path), _) => Ok(path),
         (_, Some(copy)) => Ok(copy.clone()),
         (source, None) => {
-            Err(format!("{} is not a file, and the table has no `copy`", source.shown()))
+            let (source, name) = (source.shown(), &table.name);
+            let fix = format!("to read a file, add {flag} {name}=FILE");
+            Err(format!("{source} is not a file, and the table has no `copy`; {fix}"))
         }
     }
 }
@@ -155,10 +160,13 @@ impl BadRows {
         }
     }
 
-    /// Adds bad rows. Those of a table that was loaded twice are added once.
+    /// Adds bad rows. Equal ones are added once.
     pub(super) fn append(&mut self, other: Self) {
-        self.0.extend(other.0);
-        self.0.dedup();
+        for bad in other.0 {
+            if !self.0.contains(&bad) {
+                self.0.push(bad);
+            }
+        }
     }
 
     /// Returns the numbers of bad rows.

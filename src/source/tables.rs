@@ -161,8 +161,8 @@ impl TableLoader {
             self.apply(loaded);
             tokio::time::sleep(NOTIFIED_PAUSE.min(refresh)).await;
             // A failed read may have used up a notification, so it is repeated soon.
-            let pause = if has_failed { retry.min(refresh) } else { refresh };
-            let pause = server.pause(pause, took.into());
+            let pause =
+                if has_failed { retry.min(refresh) } else { server.pause(refresh, took.into()) };
             retry = if has_failed { retry.saturating_mul(2) } else { FIRST_RETRY };
             drop(tokio::time::timeout(pause, server.notified()).await);
         }

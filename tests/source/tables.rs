@@ -155,7 +155,7 @@ async fn a_damaged_file_changes_nothing() {
 
 /// Opening a pipe would wait for a writer.
 #[tokio::test]
-async fn a_pipe_in_place_of_the_file_stops_nothing() {
+async fn a_pipe_is_an_error_and_the_next_file_is_loaded() {
     let (_dir, path) = file();
     let made = std::process::Command::new("mkfifo").arg(&path).status().unwrap();
     assert!(made.success());

@@ -39,15 +39,16 @@
 //! - Of budgets that enforce, settled and held amounts together exceed the amount only by what requests
 //!   cost more than they held.
 //! - A hold ends once: settled, canceled or expired. A repeated reserve, settle or cancel changes nothing.
-//! - A settle after the expiry corrects the charge of the expiry.
+//! - A settle within `time_limit` after the expiry corrects the charge of the expiry.
 //! - A denied reserve changes no budget.
 //! - A hold settles in the period that took it, also after that period.
 //! - The ledger entries of a period sum to what was settled in it.
 //! - Cost: O(log n) for each hold that is reserved, settled, canceled or expired.
 //!
 //! Not covered:
-//! - The estimate, and the price of a request.
-//! - An id that is used again [`KNOWN_FOR`] after its end: it counts as another request.
+//! - How to estimate a cost, and prices.
+//! - Ids that are forgotten: [`KNOWN_FOR`] after a settle, `time_limit` after an expiry, or at once in a
+//!   budget of [`MAX_ENTRIES`]. A later settle charges again.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -62,7 +63,7 @@ pub const KNOWN_FOR: Nanos = Nanos::from_secs(60);
 /// The most entries of one budget: open holds, and ids that are still known.
 pub const MAX_ENTRIES: usize = 131_072;
 
-/// The bound of amounts: numbers below it are exact in all stores.
+/// The bound of amounts. Lua has only doubles, which are exact below it.
 const BOUND: u64 = 1 << 53;
 
 /// An amount: tokens, requests, or millionths of a currency. Below 2^53.
@@ -221,7 +222,7 @@ enum State {
     Final,
 }
 
-/// Takes a hold in each budget, or in none. A budget that has an open hold of this id keeps it. Emits
+/// Takes a hold in each budget, or in none. An open hold of this id stays as it is. Emits
 /// the charges of holds that expired.
 pub fn reserve_all(
     holds: &mut [Hold<'_>],
@@ -434,7 +435,7 @@ impl Budget {
         Some(entry)
     }
 
-    /// Shortens deadlines that stem from a clock that was set back.
+    /// Shortens deadlines that a clock set which was ahead. Called only after a denial.
     fn clamp_deadlines(&mut self, terms: &BudgetTerms, now: Nanos) {
         let latest = now.plus(terms.time_limit.max(KNOWN_FOR)).plus(terms.time_limit);
         while let Some(&(until, id)) = self.deadlines.last()

@@ -2,9 +2,9 @@
 //!
 //! Guarantees:
 //! - A bad row changes nothing: the row of the earlier version stays, if there is one.
-//! - If a bad row has no readable id, no id is removed.
+//! - If a bad row of a full load has no readable id, no id is removed.
 //! - A load that removes more than `max_shrink` of the ids, and more than one, is refused as a whole.
-//! - If more than ten deleted rows exceed `max_shrink`, they are bad, and the other changes apply.
+//! - More than ten deleted rows in one read, if above `max_shrink`, are bad. The other changes apply.
 //! - Of two different rows with one id, a full load takes the first; the second is bad.
 
 use std::borrow::Cow;
@@ -27,7 +27,7 @@ pub const MAX_ROWS: usize = 10_000_000;
 /// The largest number of bad rows that a report names.
 const MAX_NAMED: usize = 100;
 
-/// The deleted rows that one read of changes may have in any table.
+/// The deleted rows of one read that `max_shrink` never refuses.
 const MAX_DELETED: usize = 10;
 
 /// The result of a load.
@@ -45,14 +45,15 @@ pub struct LoadReport {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     /// More rows than [`MAX_ROWS`].
-    #[error("more than {MAX_ROWS} rows")]
+    #[error("more than {MAX_ROWS} rows, the most of a table")]
     TooManyRows,
     /// The first load has only bad rows. Contains the first one.
     #[error("all rows are bad{}", .0.as_ref().map(|first| format!(": {first}")).unwrap_or_default())]
     NoGoodRow(Option<BadRow>),
     /// More ids would be removed than the table permits.
     #[error(
-        "{removed} of {rows} ids would be removed, more than `max_shrink` ({max_shrink}%); the rows before stay"
+        "{removed} of {rows} ids would be removed, more than `max_shrink` ({max_shrink}%); \
+         restore them, or raise `max_shrink`"
     )]
     Shrinks {
         /// The ids that would be removed.
@@ -145,7 +146,10 @@ impl<'t> Loading<'t> {
             if let Some(first) = table.row(&entry.id) {
                 // A source may send a row twice if the table grows during the read.
                 if *first != entry.row {
-                    rejected.add(BadRow::of_id(&entry.id, "the id occurs twice"));
+                    rejected.add(BadRow::of_id(
+                        &entry.id,
+                        "the id occurs twice with different values; the first ones apply",
+                    ));
                 }
                 continue;
             }
@@ -195,13 +199,15 @@ impl<'t> Loading<'t> {
 }
 
 impl Table {
-    /// Returns this table with the changes in JSON lines. The last row of an id applies.
+    /// Returns this table with the changes in JSON lines. The last row of an id applies. The report also
+    /// has the `earlier` bad rows whose ids have no row here.
     ///
     /// # Errors
     /// As [`Table::with_changes`].
     pub fn with_json_changes(
         &self,
         lines: &str,
+        earlier: &[BadRow],
         check: NumberCheck<'_>,
     ) -> Result<(Self, LoadReport), LoadError> {
         let lines = lines.lines().filter(|line| !line.is_empty()).enumerate();
@@ -209,23 +215,28 @@ impl Table {
             let name = || format!("changed row {}", at + 1);
             RawRow::from_json(line).map_err(|problem| json_bad_row(line, name, &problem))
         };
-        self.with_changes(lines.map(row), check)
+        self.with_changes(lines.map(row), earlier, check)
     }
 
-    /// Returns this table with changed, new and removed rows. The last row of an id applies.
+    /// Returns this table with changed, new and removed rows. The last row of an id applies. The report
+    /// also has the `earlier` bad rows whose ids have no row here.
     ///
     /// # Errors
     /// Too many ids would be removed, or there would be too many rows.
     pub fn with_changes<'r>(
         &self,
         rows: impl IntoIterator<Item = Result<RawRow<'r>, BadRow>>,
+        earlier: &[BadRow],
         check: NumberCheck<'_>,
     ) -> Result<(Self, LoadReport), LoadError> {
+        let mut still_bad: Vec<&BadRow> = earlier.iter().filter(|bad| bad.id.is_some()).collect();
         let (mut table, mut rejected, spec) =
             (self.clone(), Rejected::default(), Arc::clone(&self.spec));
         let (mut deleted_ids, mut changes) = (HashSet::new(), RowChanges::since(self));
         for row in rows {
             rejected.report.read += 1;
+            let id = row.as_ref().map_or_else(|bad| bad.id.as_deref(), |raw| Some(&*raw.id));
+            still_bad.retain(|bad| bad.id.as_deref() != id);
             let deleted = row.as_ref().ok().filter(|raw| raw.deleted).map(|raw| raw.id.clone());
             match row.and_then(|raw| good_row(&mut table.columns, &spec, &raw, check)) {
                 Err(bad) => rejected.add(bad),
@@ -254,6 +265,9 @@ impl Table {
             }
         }
         table.changes = changes.whole();
+        for bad in still_bad {
+            rejected.add(bad.clone());
+        }
         Ok((table, rejected.report))
     }
 }

@@ -79,6 +79,7 @@ fn csv_row<'r>(
         columns.try_for_each(|(name, text)| row.set(name, Cow::Borrowed(text)))
     };
     match set() {
+        Ok(()) if row.id.is_empty() => Err(BadRow::at(&line(), NO_ID)),
         Ok(()) => Ok(row),
         // A quote that is not closed swallows the lines after it, and the ids in them.
         Err(problem) if row.id.is_empty() || record.iter().any(|field| field.contains('\n')) => {
@@ -104,12 +105,17 @@ fn read_json_lines(
             Ok("") => {}
             Ok(text) if LastLine::is_in(text) => {}
             Ok(text) => {
-                each(RawRow::from_json(text).map_err(|problem| json_bad_row(text, at, &problem)))?;
+                each(match RawRow::from_json(text) {
+                    Ok(row) if row.id.is_empty() => Err(BadRow::at(&at(), NO_ID)),
+                    row => row.map_err(|problem| json_bad_row(text, at, &problem)),
+                })?;
             }
             Err(_) => each(Err(BadRow::at(&at(), "is not UTF-8")))?,
         }
     }
 }
+
+const NO_ID: &str = "the row has no `id`";
 
 /// Names a bad row by its id, if the id can be read.
 pub(crate) fn json_bad_row(text: &str, at: impl Fn() -> String, problem: &str) -> BadRow {

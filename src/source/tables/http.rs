@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - A file with the same `ETag` is not sent again.
 //! - A reply that is cut off, empty, a redirect or an error page changes nothing.
-//! - The token and the CA file may change: they are read again for each request, and after a failure.
+//! - The token is read again for each request, the CA file after a failure.
 //! - A read ends within [`READ_TIMEOUT`], after at most [`MAX_BYTES`] bytes.
 
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl HttpRows {
         match reply.status() {
             StatusCode::NOT_MODIFIED if is_known => return Ok(RowsEnd::Same),
             StatusCode::OK => {}
-            other => return Err(format!("the server replied `{other}`, not `200 OK`")),
+            other => return Err(format!("the server replied `{other}`{}", fix_of(other))),
         }
         let version = reply.headers().get(ETAG).cloned();
         send_body(reply, &rows).await?;
@@ -95,12 +95,22 @@ impl RowServer for HttpRows {
     ) -> BoxFuture<'_, Result<RowsEnd, String>> {
         Box::pin(async move {
             let read = timeout(READ_TIMEOUT, self.read_in_time(rows)).await;
-            let read = read.unwrap_or_else(|_| Err(format!("took longer than {READ_TIMEOUT:?}")));
+            let read =
+                read.unwrap_or_else(|_| Err(format!("the read took longer than {READ_TIMEOUT:?}")));
             if read.is_err() {
                 (self.client, self.version) = (None, None);
             }
             read
         })
+    }
+}
+
+/// Returns the fix for a status, if there is one.
+fn fix_of(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => "; check `token_file`",
+        other if other.is_redirection() => "; write the final URL into `source`",
+        _ => "",
     }
 }
 
@@ -115,14 +125,17 @@ fn read_token(path: &std::path::Path) -> Result<HeaderValue, String> {
 }
 
 async fn send_body(reply: Response<Incoming>, rows: &mpsc::Sender<Bytes>) -> Result<(), String> {
-    // Without both, the end of the connection ends the body, also if the server died.
+    // Without either header, the end of the connection ends the body, also if the server died.
     if ![CONTENT_LENGTH, TRANSFER_ENCODING].iter().any(|name| reply.headers().contains_key(name)) {
-        return Err("the reply has no `Content-Length`, so it may be cut off".to_owned());
+        return Err("the reply has no `Content-Length` and no chunks, so a cut would not be seen"
+            .to_owned());
     }
     let (mut body, mut count, mut last) = (reply.into_body(), 0, None);
     loop {
         let frame = timeout(REPLY_TIMEOUT, body.frame()).await;
-        let Some(frame) = frame.map_err(|_| format!("no byte within {REPLY_TIMEOUT:?}"))? else {
+        let Some(frame) =
+            frame.map_err(|_| format!("the server sent nothing for {REPLY_TIMEOUT:?}"))?
+        else {
             break;
         };
         let frame = frame.map_err(|error| with_causes(&error))?;

@@ -19,7 +19,7 @@ pub(super) enum ReadError {
     Io(#[from] io::Error),
     #[error("{0}")]
     Source(String),
-    #[error("the file changed while it was read")]
+    #[error("the file changed while it was read; replace it by renaming another one")]
     Unstable,
 }
 

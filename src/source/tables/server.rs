@@ -1,8 +1,9 @@
 //! A table on a server: rows in PostgreSQL or Redis, or a file over HTTP.
 //!
 //! Guarantees:
-//! - Rows that changed while a read ran are in the next read: each covers [`OVERLAP`] again.
-//! - All rows are read once an hour, also with a query of changes.
+//! - A change that is committed within [`OVERLAP`] of its time stamp is never missed.
+//! - With a query of changes, all rows are still read once an hour.
+//! - Bad rows are reported until their ids have good ones.
 //! - A read that failed on the way changes nothing, also if its first rows arrived.
 
 use std::io::{self, Read};
@@ -24,13 +25,13 @@ const OVERLAP: Duration = Duration::from_secs(30);
 /// The pause between two full reads, if there is a query of changes.
 const FULL_READ_INTERVAL: Nanos = Nanos::from_secs(3600);
 
-/// The most bytes of changed rows in one read. More changes are read with all rows.
+/// The most bytes of changed rows in one read. If more changed, all rows are read instead.
 const MAX_CHANGED_BYTES: usize = 64 << 20;
 
 /// The chunks of rows that wait for the loader.
 const QUEUED_CHUNKS: usize = 16;
 
-/// The rows of a read.
+/// Which rows to read.
 #[derive(Clone, Copy, Debug)]
 pub enum RowRead {
     /// All rows.
@@ -42,8 +43,8 @@ pub enum RowRead {
 /// The end of a read without an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RowsEnd {
-    /// The rows were sent. With the server's time at the start of the read, if the server knows
-    /// which rows change.
+    /// The rows were sent. The time is that of the server at the start of the read, if the server
+    /// knows which rows change.
     Sent(Option<SystemTime>),
     /// No row was sent, because all are the same as in the last read.
     Same,
@@ -75,7 +76,7 @@ pub(super) struct ServerTable {
     /// The server's time at the start of the last good read.
     read_at: Option<SystemTime>,
     full_read_at: Option<Nanos>,
-    /// The bad rows of the last read of changes.
+    /// The bad rows of the last report.
     bad_rows: Vec<BadRow>,
     /// The reason why the rows that the server has were refused.
     refused: Option<String>,
@@ -108,7 +109,7 @@ impl ServerTable {
         if let Some((since, before)) = since.zip(before) {
             return self.read_changes(since, before, check).await;
         }
-        // Also if this read is refused: meanwhile, changes must arrive.
+        // Set even if this read is refused, so that changes keep arriving meanwhile.
         self.full_read_at = Some(now);
         self.read_all(spec, before, check).await
     }
@@ -125,7 +126,7 @@ impl ServerTable {
         let loading = tokio::task::spawn_blocking(move || {
             let mut chunks = Chunks { receiver: chunks, current: Bytes::new(), has_ended: false };
             let loading = load_rows(&spec, before.as_deref(), &*check, &mut chunks);
-            // The end of the chunks may also mean a read that failed, whose error then counts.
+            // Chunks also end when the read failed. Then its error counts, not the loader's.
             if chunks.has_ended && is_whole.blocking_recv().is_err() {
                 return Ok(None);
             }
@@ -136,7 +137,7 @@ impl ServerTable {
             Ok(RowsEnd::Sent(_)) => drop(whole.send(())),
             Ok(RowsEnd::Same) | Err(_) => drop(whole),
         }
-        // If the loader refused the rows, the read failed for that reason.
+        // A loader that refuses rows also fails the read, so the loader's reason comes first.
         let loaded = loading.await.map_err(io::Error::other)?;
         if let Ok(RowsEnd::Same) = read {
             return self
@@ -148,6 +149,9 @@ impl ServerTable {
         let loaded = loaded?;
         if let RowsEnd::Sent(Some(at)) = read.map_err(ReadError::Source)? {
             self.read_at = Some(at);
+        }
+        if let Some((_, report)) = &loaded {
+            self.bad_rows.clone_from(&report.bad_rows);
         }
         Ok(loaded)
     }
@@ -173,22 +177,24 @@ impl ServerTable {
         let (read, lines) = tokio::join!(self.server.read(RowRead::Since(since), sender), collect);
         let Some(lines) = lines else {
             self.full_read_at = None;
-            return Err(ReadError::Source("too many rows changed; reading all rows".to_owned()));
+            return Err(ReadError::Source(
+                "more than 64 MiB of rows changed; reading all rows".to_owned(),
+            ));
         };
         let RowsEnd::Sent(read_at) = read.map_err(ReadError::Source)? else { return Ok(None) };
         let lines = String::from_utf8(lines).map_err(|_| ReadError::Source(NOT_TEXT.to_owned()))?;
         let name = before.name();
         let check = |column: &str, number| check(name, column, number);
-        let (table, report) = before.with_json_changes(&lines, &check)?;
+        let (table, report) = before.with_json_changes(&lines, &self.bad_rows, &check)?;
         self.read_at = read_at;
-        // The overlap repeats the bad rows of the last reads, too.
+        // The overlap reads rows again, which are no news.
         let is_same = table.digest() == before.digest() && report.bad_rows == self.bad_rows;
         self.bad_rows.clone_from(&report.bad_rows);
         Ok((!is_same).then_some((table, report)))
     }
 }
 
-const NOT_TEXT: &str = "the changed rows are not UTF-8";
+const NOT_TEXT: &str = "the rows of `changes` are not UTF-8";
 
 /// The chunks of a read, as bytes.
 struct Chunks {

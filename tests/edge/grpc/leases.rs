@@ -202,7 +202,7 @@ async fn a_proxy_hears_only_of_changed_rows_that_it_asked_for() {
     engine.publish_tables([Arc::clone(&third)].into());
     assert_eq!(changed_rows(&mut proxy).await.len(), 1);
     let (fourth, _) =
-        third.with_json_changes("{\"id\": \"b\", \"api\": 21}\n", &|_, _| Ok(())).unwrap();
+        third.with_json_changes("{\"id\": \"b\", \"api\": 21}\n", &[], &|_, _| Ok(())).unwrap();
     engine.publish_tables([Arc::new(fourth)].into());
     assert_eq!(changed_rows(&mut proxy).await[0].id, "b");
     // A version that does not follow the last one changes all limits.
@@ -220,7 +220,7 @@ async fn a_rule_is_valid_until_its_row_ends() {
     publish(&engine, "", &LEASED.replace("unit: day", "unit: day, from: customers.api"));
     let spec = Arc::new(TableSpec::new("customers", [].into(), 100).unwrap());
     let rows = "{\"id\": \"a\", \"api\": 5, \"until\": \"2100-01-01T00:00:00Z\"}\n";
-    let (table, _) = Table::empty(spec).with_json_changes(rows, &|_, _| Ok(())).unwrap();
+    let (table, _) = Table::empty(spec).with_json_changes(rows, &[], &|_, _| Ok(())).unwrap();
     engine.publish_tables([Arc::new(table)].into());
     let served = serve(&engine).await;
     let mut proxy = ProxyStream::open(&served, 7).await;

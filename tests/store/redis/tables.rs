@@ -48,7 +48,7 @@ fn changed_rows_arrive_and_a_lost_hash_changes_nothing() {
 
 /// With a version, the hash is read only when it differs.
 #[test]
-fn a_hash_is_read_when_its_version_changes() {
+fn a_hash_is_read_only_when_its_version_changes() {
     let redis = Redis::start();
     fill(&redis);
     redis.command(&["SET", "customers:version", "1"]);

@@ -1,8 +1,8 @@
 //! The rows of tables that one proxy asked for, and those of them that changed.
 //!
 //! Guarantees:
-//! - A proxy hears of each change of a row that it asked for, and of few others.
-//! - At most [`MAX_ASKED`] rows are remembered. Above it, the proxy hears of all changed rows.
+//! - A proxy hears once of a change of a row that it asked for, until it asks for the row again.
+//! - At most [`MAX_ASKED`] rows are remembered. Above it, the proxy hears of all changed rows, for good.
 //! - At most [`MAX_CHANGED`] changed rows wait for a proxy that does not read. Above it, it hears that
 //!   all limits changed.
 
@@ -13,10 +13,10 @@ use tokio::sync::Notify;
 
 use crate::kernel::proxy_rule::TableRow;
 
-/// The rows that are remembered: 8 bytes each, as hashes.
+/// The most rows that are remembered, as hashes of 8 bytes.
 const MAX_ASKED: usize = 65_536;
 
-/// The changed rows that wait.
+/// The most changed rows that wait.
 const MAX_CHANGED: usize = 2_000;
 
 /// A change of rows, for one proxy.
@@ -28,6 +28,7 @@ pub enum RowsChange {
     All,
 }
 
+/// The rows of one proxy.
 #[derive(Debug, Default)]
 pub(super) struct AskedRows {
     state: Mutex<State>,
@@ -57,7 +58,7 @@ impl AskedRows {
     pub(super) fn announce(&self, rows: &[TableRow]) {
         let mut state = self.state.lock();
         let State { asked, is_full, waiting } = &mut *state;
-        // A proxy that still uses the row asks for it again.
+        // The row is forgotten: a proxy that still uses it asks again.
         let wanted = rows.iter().filter(|row| *is_full || asked.remove(&row.hash_value()));
         let room = (MAX_CHANGED + 1).saturating_sub(waiting.len());
         waiting.extend(wanted.take(room).cloned());
@@ -117,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_does_not_read_asks_for_everything_again() {
+    fn a_proxy_that_does_not_read_hears_that_all_limits_changed() {
         let asked = AskedRows::default();
         asked.add(&rows(0..2 * MAX_CHANGED));
         for id in 0..2 * MAX_CHANGED {

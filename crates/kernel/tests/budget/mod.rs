@@ -4,7 +4,7 @@
 //!
 //! | fault | failed test |
 //! |---|---|
-//! | a hold is added to the settled amount | `budgets_decide_as_their_history_says` |
+//! | a hold is added to the settled amount | `budgets_match_a_model_of_all_requests` |
 //! | a repeated settle charges again | the same |
 //! | an expiry forgets the charge | the same |
 //! | a settle counts in the period of the settle | the same |
@@ -255,7 +255,7 @@ impl Checked {
 
 proptest! {
     #[test]
-    fn budgets_decide_as_their_history_says(
+    fn budgets_match_a_model_of_all_requests(
         steps in vec(step(), 1..120),
         charges in any::<bool>(),
     ) {
@@ -361,7 +361,7 @@ fn a_flood_of_ids_is_bounded_and_still_charged() {
 
 /// A store's clock that was a year ahead left holds that would last a year.
 #[test]
-fn holds_of_a_clock_that_was_ahead_end_soon() {
+fn holds_of_a_clock_that_was_ahead_end_after_a_denial() {
     let (terms, ahead) = (terms(1, OnExpiry::Release), Nanos::from_secs(40_000_000));
     let mut budget = Budget::default();
     assert_eq!(reserve(&mut budget, &terms, 1, 200, ahead), Reserved::Held);

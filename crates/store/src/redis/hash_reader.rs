@@ -4,7 +4,7 @@
 //! the name of a plan.
 //!
 //! Guarantees:
-//! - A read blocks Redis for at most [`BATCH`] fields at a time, and ends within [`READ_TIMEOUT`].
+//! - A read blocks Redis for about [`BATCH`] fields at a time, and ends within [`READ_TIMEOUT`].
 //! - A hash that does not exist is an error, so a Redis that lost its data removes no row.
 //! - A failed read drops its connections; the next one connects again.
 //!
@@ -44,7 +44,7 @@ pub struct HashReader {
 
 impl HashReader {
     /// Creates a reader that connects at the first read. `version_key` is the key of a text that
-    /// changes with the rows.
+    /// changes with the rows. While it is missing, every read sends all rows.
     #[must_use]
     pub const fn new(options: RedisOptions, hash: String, version_key: Option<String>) -> Self {
         Self { options, hash, version_key, nodes: Vec::new(), version: None }
@@ -57,7 +57,7 @@ impl HashReader {
     /// Redis is unreachable, refuses a command, does not reply in time, or has no such hash.
     pub async fn read(&mut self, rows: mpsc::Sender<Bytes>) -> Result<bool, InspectError> {
         let read = timeout(READ_TIMEOUT, self.read_connected(rows)).await;
-        let late = || InspectError(format!("no reply within {READ_TIMEOUT:?}"));
+        let late = || InspectError(format!("the read took longer than {READ_TIMEOUT:?}"));
         let read = read.unwrap_or_else(|_| Err(late()));
         if read.is_err() {
             (self.nodes, self.version) = (Vec::new(), None);
@@ -90,7 +90,8 @@ impl HashReader {
             }
         }
         if !has_row {
-            return Err(InspectError(format!("the hash `{}` does not exist", self.hash)));
+            let problem = "does not exist; check `rows`, and the database in `source`";
+            return Err(InspectError(format!("the hash `{}` {problem}", self.hash)));
         }
         self.version = version;
         Ok(true)
@@ -115,7 +116,7 @@ impl HashReader {
 
     /// Runs a command at the node that owns its key.
     async fn run(&self, command: &[&str]) -> Result<RedisValue, InspectError> {
-        let mut last = Err(InspectError("no connection".to_owned()));
+        let mut last = Err(InspectError("no node of Redis is known".to_owned()));
         for node in &self.nodes {
             last = node.run_command(command).await;
             match &last {
@@ -128,7 +129,7 @@ impl HashReader {
 }
 
 fn invalid_reply() -> InspectError {
-    InspectError("invalid reply to HSCAN".to_owned())
+    InspectError("the reply to HSCAN is not a cursor and a list".to_owned())
 }
 
 /// Returns fields as JSON lines. The list has each field's name, then its value.
@@ -143,8 +144,8 @@ fn lines(fields: &[RedisValue]) -> String {
     lines
 }
 
-/// Returns a row as JSON. A value that is no object names a plan, so a damaged object is an unknown
-/// plan: a bad row with a name.
+/// Returns a row as JSON. A value that is no object is the name of a plan. So a damaged object shows up
+/// as an unknown plan.
 fn line(id: &str, value: &str) -> String {
     let object = serde_json::from_str::<Map<String, Value>>(value);
     let mut row = object.unwrap_or_else(|_| Map::from_iter([("plan".to_owned(), value.into())]));

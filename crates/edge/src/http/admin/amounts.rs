@@ -69,7 +69,7 @@ pub(super) fn amounts_json(engine: &Engine, table: &Table, id: &str) -> Value {
     })
 }
 
-/// Returns the amount that the table has, and those of the row and its plan.
+/// Returns the amount that applies, and beside it the row's own and its plan's.
 fn amount_json(table: &Table, (row, column): (Option<&Row>, &str), now: Nanos) -> Value {
     let text = |amount: Option<Amount>| amount.map(|amount| amount.to_string());
     let found = row.zip(table.column(column));
