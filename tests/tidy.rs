@@ -21,7 +21,7 @@ const LOWER_MODULES: [(&str, &[&str]); 2] = [
 ];
 
 /// Each crate below `crates`, and the crates of this workspace that it may use.
-const CRATES: [(&str, &[&str]); 13] = [
+const CRATES: [(&str, &[&str]); 14] = [
     ("concurrency", &["kernel", "lease"]),
     ("config", &["descriptors", "kernel", "tables"]),
     ("descriptors", &[]),
@@ -35,6 +35,7 @@ const CRATES: [(&str, &[&str]); 13] = [
     ("store", &["concurrency", "kernel", "lease", "telemetry"]),
     ("tables", &["kernel"]),
     ("telemetry", &["kernel"]),
+    ("usage", &[]),
 ];
 
 /// Text that the kernel may not contain, with the reason.
