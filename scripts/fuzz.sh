@@ -19,7 +19,7 @@ most_memory_mb=4096
 seconds=${1:-300}
 [ $# -eq 0 ] || shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(concurrency_messages descriptor_keys filter_config json lease_messages rls service_messages yaml)
+[ ${#targets[@]} -gt 0 ] || targets=(concurrency_messages descriptor_keys filter_config json lease_messages rls service_messages usage yaml)
 
 logs=fuzz/target/logs
 mkdir -p "$logs"

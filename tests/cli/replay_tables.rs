@@ -289,7 +289,7 @@ fn a_table_in_a_database_needs_its_copy_or_a_file() {
     let database = "postgres://reader:secret@db.example/app\n    rows: SELECT id FROM customers";
     desk.write_settings(database);
     let message = desk.refused(&["--old-tables", "server.yaml"]);
-    let fix = "is not a file, and the table has no `copy`; to read another file, add \
+    let fix = "is not a file, and the table has no `copy`; to read a file, add \
                --old-tables customers=FILE";
     assert!(message.contains("postgres://db.example") && message.contains(fix), "{message}");
     assert!(!message.contains("secret"), "{message}");
@@ -333,7 +333,10 @@ fn wrong_flags_get_an_error_with_the_fix() {
         (&["--old-tables", "empty.yaml"], "the setting `tables` is empty"),
         (&["--old-tables", "other.yaml"], "the setting `tables` has no `customers`"),
         (&["--old-tables", "typo.yaml"], "sauce"),
-        (&["--old-tables", "server.yaml", "--old-tables", "other.yaml"], "a second file"),
+        (
+            &["--old-tables", "server.yaml", "--old-tables", "other.yaml"],
+            "takes one file of settings",
+        ),
         (&["--old-tables", "server.yaml", "--old-tables", "customers=no.csv"], "no.csv: No such"),
         (&["--fail-over", "1%"], "--new-tables"),
     ] {

@@ -99,7 +99,11 @@ fn readyz_and_the_log_name_the_missing_tables_and_their_errors() {
     command.args(["--listen-metrics-port", "0", "--limits-paths"]).arg(shop.limits());
     let mut process = command.stdout(Stdio::null()).stderr(log.reopen().unwrap()).spawn().unwrap();
     let named = until("the errors of both tables", || match http1::get(http, "/readyz", &[]) {
-        Ok(reply) if reply.status == 503 && reply.text().to_lowercase().contains("refused") => {
+        Ok(reply)
+            if reply.status == 503
+                && reply.text().contains("No such file")
+                && reply.text().contains("refused") =>
+        {
             Ok(reply.text())
         }
         other => Err(format!("{other:?}")),
