@@ -126,6 +126,10 @@ pub fn load_file(
     loaded.and_then(|loaded| loaded.ok_or(ReadError::Unstable)).map_err(|error| error.to_string())
 }
 
+/// The looks whether a version is still in use, and the pause between them.
+const FREE_LOOKS: usize = 100;
+const FREE_PAUSE: Duration = Duration::from_millis(100);
+
 /// The shortest pause between two reads of a server that notifies of changes.
 const NOTIFIED_PAUSE: Duration = Duration::from_millis(50);
 
@@ -192,7 +196,7 @@ impl TableLoader {
 
     fn publish(&mut self, table: Table, report: LoadReport, is_from_copy: bool) {
         let (table, now) = (Arc::new(table), (self.context.now)());
-        self.current = Some(Arc::clone(&table));
+        let before = self.current.replace(Arc::clone(&table));
         let all = self.context.states.update(self.spec.name(), |state| {
             state.table = Some(table);
             state.is_from_copy = is_from_copy;
@@ -203,6 +207,9 @@ impl TableLoader {
         });
         if let Some(all) = all {
             (self.context.publish)(all);
+        }
+        if let Some(before) = before {
+            tokio::spawn(free(before));
         }
     }
 
@@ -255,6 +262,18 @@ const MAX_ERROR: usize = 1_000;
 fn shown(error: &str) -> String {
     let plain = |character: char| if character.is_control() { ' ' } else { character };
     error.chars().take(MAX_ERROR).map(plain).collect()
+}
+
+/// Frees a version on a thread that may block, once no check uses it. A million rows take milliseconds, for
+/// which a check must not wait.
+async fn free(table: Arc<Table>) {
+    for _ in 0..FREE_LOOKS {
+        if Arc::strong_count(&table) == 1 {
+            break;
+        }
+        tokio::time::sleep(FREE_PAUSE).await;
+    }
+    tokio::task::spawn_blocking(move || drop(table));
 }
 
 fn log_load(table: &Table, report: &LoadReport) {
