@@ -327,6 +327,10 @@ fn invalid_settings_of_a_table_are_named() {
             "has the `copy` of another table",
         ),
         (
+            r#"[{"name": "a", "source": "file:///x.csv", "copy": "/x.csv"}]"#,
+            "`copy` is the file of a `source`",
+        ),
+        (
             r#"[{"name": "a", "source": "postgres://u@h/d", "rows": "delete from x"}]"#,
             "must begin with SELECT or WITH",
         ),

@@ -161,9 +161,10 @@ impl<'t> Loading<'t> {
             table.insert(entry);
         }
         if let Some(before) = self.before {
-            check_shrink(before, before.rows().saturating_sub(kept), 1)?;
             if rejected.has_unnamed {
                 table.keep_missing(before);
+            } else {
+                check_shrink(before, before.rows().saturating_sub(kept), 1)?;
             }
             if let Some(changes) = changes.as_mut().filter(|_| kept < before.rows()) {
                 let removed = before.iter().filter(|(id, _)| table.row(id).is_none());

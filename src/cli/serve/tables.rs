@@ -179,6 +179,10 @@ impl RowServer for PostgresRows {
 struct RedisRows(HashReader);
 
 impl RowServer for RedisRows {
+    fn tells_sameness(&self) -> bool {
+        self.0.has_version()
+    }
+
     fn read(
         &mut self,
         _: RowRead,

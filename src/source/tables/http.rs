@@ -88,6 +88,10 @@ impl HttpRows {
 }
 
 impl RowServer for HttpRows {
+    fn tells_sameness(&self) -> bool {
+        self.version.is_some()
+    }
+
     fn read(
         &mut self,
         _: RowRead,

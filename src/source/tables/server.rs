@@ -15,7 +15,7 @@ use hyper::body::Bytes;
 use tokio::sync::{mpsc, oneshot};
 
 use super::load::{CheckNumber, Loaded, ReadError, load_rows};
-use crate::config::tables::{BadRow, Table, TableSpec};
+use crate::config::tables::{BadRow, LoadReport, Table, TableSpec};
 use crate::kernel::units::Nanos;
 
 /// The time by which a read of changes overlaps the one before. A transaction may commit a row some
@@ -57,6 +57,11 @@ pub trait RowServer: Send {
         false
     }
 
+    /// `true` if a read of unchanged rows is cheap.
+    fn tells_sameness(&self) -> bool {
+        self.knows_changes()
+    }
+
     /// Sends rows in chunks that [`read_rows`](crate::config::tables::read_rows) accepts. Returns how
     /// the read ended, or a message.
     fn read(
@@ -91,10 +96,10 @@ impl ServerTable {
         self.server.notified().await;
     }
 
-    /// Returns the pause after a read that took `took`. Of a server that always sends all rows, reads
+    /// Returns the pause after a read that took `took`. Reads of a server that always sends all rows
     /// take at most a tenth of the time.
     pub(super) fn pause(&self, refresh: Duration, took: Duration) -> Duration {
-        if self.server.knows_changes() { refresh } else { refresh.max(took.saturating_mul(9)) }
+        if self.server.tells_sameness() { refresh } else { refresh.max(took.saturating_mul(9)) }
     }
 
     pub(super) async fn read(
@@ -120,6 +125,7 @@ impl ServerTable {
         before: Option<&Arc<Table>>,
         check: &Arc<CheckNumber>,
     ) -> Loaded {
+        let before_digest = before.map(|before| before.digest());
         let (sender, chunks) = mpsc::channel(QUEUED_CHUNKS);
         let (whole, is_whole) = oneshot::channel::<()>();
         let (spec, before, check) = (Arc::clone(spec), before.cloned(), Arc::clone(check));
@@ -150,10 +156,7 @@ impl ServerTable {
         if let RowsEnd::Sent(Some(at)) = read.map_err(ReadError::Source)? {
             self.read_at = Some(at);
         }
-        if let Some((_, report)) = &loaded {
-            self.bad_rows.clone_from(&report.bad_rows);
-        }
-        Ok(loaded)
+        Ok(loaded.filter(|(table, report)| self.is_news(before_digest, table, report)))
     }
 
     async fn read_changes(
@@ -187,10 +190,15 @@ impl ServerTable {
         let check = |column: &str, number| check(name, column, number);
         let (table, report) = before.with_json_changes(&lines, &self.bad_rows, &check)?;
         self.read_at = read_at;
-        // The overlap reads rows again, which are no news.
-        let is_same = table.digest() == before.digest() && report.bad_rows == self.bad_rows;
+        let loaded = Some((table, report));
+        Ok(loaded.filter(|(table, report)| self.is_news(Some(before.digest()), table, report)))
+    }
+
+    /// Returns `true` if rows or bad rows differ from the last read.
+    fn is_news(&mut self, before: Option<u64>, table: &Table, report: &LoadReport) -> bool {
+        let is_same = before == Some(table.digest()) && report.bad_rows == self.bad_rows;
         self.bad_rows.clone_from(&report.bad_rows);
-        Ok((!is_same).then_some((table, report)))
+        !is_same
     }
 }
 

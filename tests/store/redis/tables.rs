@@ -1,8 +1,11 @@
 //! A table that limits read from a hash of a real Redis.
 
+use std::time::Duration;
+
 use serde_json::{Value as Json, json};
 
 use crate::support::cluster::Cluster;
+use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
 use crate::support::resp::Value;
 use crate::support::shop::Shop;
@@ -85,4 +88,29 @@ fn a_hash_in_a_cluster_is_read_from_its_node() {
     let shop = Shop::start(&table(&cluster.url()));
     let state = shop.wait_for("a row", |state| state["rows"] == 1);
     assert_eq!(state["error"], Json::Null);
+}
+
+/// The hash is deleted and built again at random moments, also in the middle of a read.
+#[test]
+fn a_hash_that_is_built_anew_loses_no_row() {
+    const ROWS: u64 = 20_000;
+    const BUILD: &str = "for id = 1, tonumber(ARGV[1]) do \
+        redis.call('HSET', KEYS[1], 'c' .. id, 'gold') end return 1";
+    let redis = Redis::start();
+    let rows = ROWS.to_string();
+    let build = || drop(redis.command(&["EVAL", BUILD, "1", "customers", &rows]));
+    build();
+    let mut table = table(&redis.url());
+    table["max_shrink"] = json!("100%");
+    let shop = Shop::start(&table);
+    let mut dice = Dice::new(seed());
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(dice.up_to(150)));
+        redis.command(&["DEL", "customers"]);
+        std::thread::sleep(Duration::from_millis(dice.up_to(5)));
+        build();
+        assert_eq!(shop.state()["rows"], ROWS);
+    }
+    shop.wait_for("the whole hash", |state| state["error"] == Json::Null);
+    assert_eq!(shop.state()["rows"], ROWS);
 }

@@ -291,14 +291,21 @@ impl Tables {
         if MAX_TABLES < tables.0.len() {
             return Err(format!("more than {MAX_TABLES} tables"));
         }
+        let file = |table: &TableSettings| match table.source() {
+            Ok(TableSource::File(path)) => Some(path),
+            _ => None,
+        };
+        let files: HashSet<_> = tables.0.iter().filter_map(file).collect();
         let (mut names, mut copies) = (HashSet::new(), HashSet::new());
         for (at, table) in tables.0.iter().enumerate() {
             let is_new = names.insert(&table.name);
             let unique = || format!("has the name `{}` of another table", table.name);
             let is_own_copy = table.copy.as_ref().is_none_or(|copy| copies.insert(copy));
+            let is_source = table.copy.as_ref().is_some_and(|copy| files.contains(copy));
             let checked = table.check().and_then(|()| match (is_new, is_own_copy) {
                 (false, _) => Err(unique()),
                 (true, false) => Err("has the `copy` of another table".to_owned()),
+                (true, true) if is_source => Err("`copy` is the file of a `source`".to_owned()),
                 (true, true) => Ok(()),
             });
             checked.map_err(|problem| format!("at `[{at}]`: {problem}"))?;
