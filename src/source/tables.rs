@@ -213,9 +213,11 @@ impl TableLoader {
         }
     }
 
+    /// Records that the source has the rows in use, also if they came from the copy.
     fn confirm(&self) {
         let now = (self.context.now)();
         self.context.states.update(self.spec.name(), |state| {
+            state.is_from_copy = false;
             state.confirmed_at = Some(now);
             state.error = None;
         });

@@ -329,6 +329,25 @@ async fn a_file_over_http_is_sent_again_only_with_another_etag() {
 }
 
 #[tokio::test]
+async fn equal_rows_of_the_source_confirm_the_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("copy");
+    let (url, _) = serve_replies(vec![reply("200 OK", "", &csv(0..20))]);
+    let with_copy = || TableOptions { copy: Some(copy.clone()), ..over_http(url.clone(), None) };
+    let followed = start(with_copy());
+    followed.rows(20).await;
+    soon("the copy", async {
+        while !copy.exists() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    })
+    .await;
+    drop(followed);
+    // `rows` waits until the rows are not those of the copy.
+    start(with_copy()).rows(20).await;
+}
+
+#[tokio::test]
 async fn a_faulty_reply_changes_nothing() {
     let whole = csv(0..100);
     let good = reply("200 OK", "", &whole);
