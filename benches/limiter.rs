@@ -32,7 +32,7 @@ use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{
-    AuditStore, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
+    AuditStore, BudgetStore, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
 };
 
 #[global_allocator]
@@ -286,6 +286,8 @@ impl CounterStore for Counting {
 }
 
 impl AuditStore for Counting {}
+
+impl BudgetStore for Counting {}
 
 impl FleetStore for Counting {
     fn report_shares<'a>(

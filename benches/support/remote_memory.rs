@@ -3,7 +3,9 @@
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::MemoryStore;
-use sluicegate::store::{AuditStore, Charges, CounterStore, FleetStore, Outcomes, StoreReply};
+use sluicegate::store::{
+    AuditStore, BudgetStore, Charges, CounterStore, FleetStore, Outcomes, StoreReply,
+};
 
 #[derive(Debug)]
 pub(crate) struct RemoteMemory(pub(crate) MemoryStore);
@@ -23,5 +25,7 @@ impl CounterStore for RemoteMemory {
 }
 
 impl AuditStore for RemoteMemory {}
+
+impl BudgetStore for RemoteMemory {}
 
 impl FleetStore for RemoteMemory {}

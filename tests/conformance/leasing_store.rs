@@ -19,8 +19,8 @@ use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{
-    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
-    StoreReply,
+    AuditStore, BudgetStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore,
+    Outcomes, StoreReply,
 };
 
 use super::{all_or_nothing, is_allowed};
@@ -191,6 +191,8 @@ impl CounterStore for LeasingStore {
 }
 
 impl AuditStore for LeasingStore {}
+
+impl BudgetStore for LeasingStore {}
 
 impl FleetStore for LeasingStore {}
 

@@ -4,6 +4,7 @@
 //!
 //! Redis uses its own clock, so assertions about an instant are valid only within the current day.
 
+mod budgets;
 mod capacity;
 mod charge_modes;
 mod concurrency;
@@ -29,8 +30,8 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::postgres::{PostgresOptions, PostgresStore};
 use sluicegate::store::redis::{self, RedisStore};
 use sluicegate::store::{
-    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
-    Placement, StoreReply,
+    AuditStore, BudgetStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore,
+    Outcomes, Placement, StoreReply,
 };
 use tokio::task::JoinSet;
 
@@ -95,6 +96,8 @@ impl CounterStore for SplitSlots {
 }
 
 impl AuditStore for SplitSlots {}
+
+impl BudgetStore for SplitSlots {}
 
 impl FleetStore for SplitSlots {}
 

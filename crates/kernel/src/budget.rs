@@ -10,45 +10,49 @@
 //! | settle 10 as `a` | 10 | 50 | 40 |
 //! | cancel `b` | 10 | 0 | 90 |
 //!
+//! A *prepaid* budget has no periods: its amount is the sum of its top-ups.
+//!
 //! ```
-//! use sluicegate_kernel::budget::{Amount, Budget, BudgetTerms, Hold, HoldId, OnExpiry, Reserved};
-//! use sluicegate_kernel::budget::reserve_all;
+//! use sluicegate_kernel::budget::{Amount, Budget, BudgetPeriod, BudgetTerms, Denial, DenialCause};
+//! use sluicegate_kernel::budget::{Hold, HoldId, OnExpiry, Reserved, reserve_all};
 //! use sluicegate_kernel::rate::fixed_window::Windows;
 //! use sluicegate_kernel::units::Nanos;
 //!
 //! let terms = BudgetTerms {
 //!     amount: Amount(100),
-//!     windows: Windows::Every(Nanos::from_secs(3_600)),
+//!     period: BudgetPeriod::Each(Windows::Every(Nanos::from_secs(3_600))),
 //!     time_limit: Nanos::from_secs(600),
 //!     on_expiry: OnExpiry::Charge,
 //!     is_enforced: true,
 //! };
-//! let (mut budget, mut ledger, now) = (Budget::default(), Vec::new(), Nanos::from_secs(1_000));
-//! let mut reserve = |budget: &mut Budget, number, amount| {
+//! let (mut budget, now) = (Budget::default(), Nanos::from_secs(1_000));
+//! let reserve = |budget: &mut Budget, number, amount| {
 //!     let mut holds = [Hold { budget, terms: &terms, amount: Amount(amount) }];
-//!     reserve_all(&mut holds, HoldId(7, number), now, &mut |_| ())
+//!     reserve_all(&mut holds, HoldId(7, number), now)
 //! };
 //! assert_eq!(reserve(&mut budget, 1, 30), Reserved::Held);
 //! assert_eq!(reserve(&mut budget, 2, 50), Reserved::Held);
-//! assert!(matches!(reserve(&mut budget, 3, 30), Reserved::Denied(_)));
-//! budget.settle(&terms, HoldId(7, 1), Amount(10), now, &mut |entry| ledger.push(entry));
-//! assert_eq!((budget.settled(), budget.held(), ledger[0].change), (Amount(10), Amount(50), 10));
+//! let denial = Denial { index: 0, cause: DenialCause::InFlight };
+//! assert_eq!(reserve(&mut budget, 3, 30), Reserved::Denied(denial));
+//! budget.settle(&terms, HoldId(7, 1), Amount(10), now);
+//! assert_eq!((budget.usage().settled, budget.held()), (Amount(10), Amount(50)));
 //! ```
 //!
 //! Guarantees:
-//! - Of budgets that enforce, settled and held amounts together exceed the amount only by what requests
-//!   cost more than they held.
+//! - Of budgets that enforce, settled and held amounts together exceed the amount by at most the
+//!   excess: what requests cost more than they held.
 //! - A hold ends once: settled, canceled or expired. A repeated reserve, settle or cancel changes nothing.
 //! - A settle within `time_limit` after the expiry corrects the charge of the expiry.
 //! - A denied reserve changes no budget.
 //! - A hold settles in the period that took it, also after that period.
-//! - The ledger entries of a period sum to what was settled in it.
+//! - The settled amounts of the last [`KEPT_PERIODS`] periods are kept.
 //! - Cost: O(log n) for each hold that is reserved, settled, canceled or expired.
 //!
 //! Not covered:
 //! - How to estimate a cost, and prices.
-//! - Ids that are forgotten: [`KNOWN_FOR`] after a settle, `time_limit` after an expiry, or at once in a
-//!   budget of [`MAX_ENTRIES`]. A later settle charges again.
+//! - Ids that are forgotten: `time_limit` after their end, or at once in a budget of
+//!   [`MAX_ENTRIES`]. A later settle charges again.
+//! - Periods without a use: they have no entry in [`Budget::periods`].
 
 mod terms;
 
@@ -58,12 +62,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
 pub use terms::{
-    Amount, BudgetTerms, Denial, DenialCause, Ended, HoldId, Ledger, LedgerEntry, OnExpiry,
-    Reserved,
+    Amount, BudgetPeriod, BudgetTerms, BudgetView, Denial, DenialCause, Ended, EndedHold, HoldId,
+    OnExpiry, PeriodUsage, Reserved,
 };
 
-/// The time for which the id of a settled or canceled hold is known, so that repeats change nothing.
-pub const KNOWN_FOR: Nanos = Nanos::from_secs(60);
+/// The time for which the id of a top-up is known, so that repeats change nothing.
+pub const TOP_UP_KNOWN_FOR: Nanos = Nanos::from_secs(90 * 86_400);
+
+/// The number of periods whose usage is kept.
+pub const KEPT_PERIODS: usize = 32;
+
+/// The most open holds of one budget.
+pub const MAX_HOLDS: u32 = 65_536;
 
 /// The most entries of one budget: open holds, and ids that are still known.
 pub const MAX_ENTRIES: usize = 131_072;
@@ -81,19 +91,34 @@ pub struct Hold<'b> {
 
 /// The state of one budget. The default is an unused one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "SavedBudget", into = "SavedBudget")]
 pub struct Budget {
     /// The start of the current period; it never moves back.
     start: Nanos,
-    settled: Amount,
     /// The sum of the open holds of the current period.
     held: Amount,
+    /// The sum of all top-ups.
+    credit: Amount,
+    open_holds: u32,
+    /// The usage of the last periods, in ascending order.
+    periods: Vec<PeriodUsage>,
     entries: BTreeMap<HoldId, Entry>,
+    /// The end of each entry. Derived from `entries`.
     deadlines: BTreeSet<(Nanos, HoldId)>,
+}
+
+/// The saved form of a budget: all that is not derived.
+#[derive(Serialize, Deserialize)]
+struct SavedBudget {
+    start: Nanos,
+    credit: Amount,
+    periods: Vec<PeriodUsage>,
+    entries: Vec<(HoldId, Entry)>,
 }
 
 /// A hold, or what is known of one that ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Entry {
+pub struct Entry {
     state: State,
     /// The held amount, or what was charged at the end.
     amount: Amount,
@@ -111,24 +136,22 @@ enum State {
     Final,
 }
 
-/// Takes a hold in each budget, or in none. An open hold of this id stays as it is. Emits
-/// the charges of holds that expired.
-pub fn reserve_all(
-    holds: &mut [Hold<'_>],
-    id: HoldId,
-    now: Nanos,
-    ledger: &mut Ledger<'_>,
-) -> Reserved {
+/// Takes a hold in each budget, or in none. An open hold of this id stays as it is.
+pub fn reserve_all(holds: &mut [Hold<'_>], id: HoldId, now: Nanos) -> Reserved {
     for Hold { budget, terms, .. } in &mut *holds {
-        budget.advance(terms, now, ledger);
+        budget.advance(terms, now);
     }
-    if holds.iter().any(|hold| hold.budget.entries.get(&id).is_some_and(|it| !it.is_open())) {
+    let known = |hold: &Hold<'_>| hold.budget.entries.get(&id).map(Entry::is_open);
+    if holds.iter().any(|hold| known(hold) == Some(false)) {
         return Reserved::Ended;
+    }
+    if holds.iter().all(|hold| known(hold) == Some(true)) {
+        return Reserved::Repeated;
     }
     for (index, Hold { budget, terms, amount }) in holds.iter_mut().enumerate() {
         if let Some(cause) = budget.denial(terms, id, *amount, now) {
             budget.clamp_deadlines(terms, now);
-            return Reserved::Denied(Denial { index, cause, free: budget.free(terms) });
+            return Reserved::Denied(Denial { index, cause });
         }
     }
     for Hold { budget, terms, amount } in holds {
@@ -138,16 +161,46 @@ pub fn reserve_all(
 }
 
 impl Budget {
-    /// The amount that was settled in the current period.
+    /// Returns the amounts at `now`, after [`Self::advance`].
     #[must_use]
-    pub const fn settled(&self) -> Amount {
-        self.settled
+    pub fn view(&self, terms: &BudgetTerms, now: Nanos) -> BudgetView {
+        let end = match terms.period {
+            BudgetPeriod::Each(_) => terms.period.current(self.start, now).map(|(_, end)| end),
+            BudgetPeriod::Prepaid => None,
+        };
+        let (usage, held, credit) = (self.usage(), self.held, self.credit);
+        BudgetView { usage, held, credit, open_holds: self.open_holds, end }
     }
 
-    /// The amount that open holds of the current period hold.
+    /// Returns the usage of the current period.
+    #[must_use]
+    pub fn usage(&self) -> PeriodUsage {
+        let current = self.periods.last().filter(|period| period.start == self.start);
+        current.copied().unwrap_or(PeriodUsage { start: self.start, ..PeriodUsage::default() })
+    }
+
+    /// Returns the usage of the last periods, in ascending order.
+    #[must_use]
+    pub fn periods(&self) -> &[PeriodUsage] {
+        &self.periods
+    }
+
+    /// Returns the amount that open holds of the current period hold.
     #[must_use]
     pub const fn held(&self) -> Amount {
         self.held
+    }
+
+    /// Returns the sum of all top-ups.
+    #[must_use]
+    pub const fn credit(&self) -> Amount {
+        self.credit
+    }
+
+    /// Returns the number of open holds, also of earlier periods.
+    #[must_use]
+    pub const fn open_holds(&self) -> u32 {
+        self.open_holds
     }
 
     /// Ends a hold with the actual amount. Without a hold, charges the amount to the current period.
@@ -157,40 +210,20 @@ impl Budget {
         id: HoldId,
         actual: Amount,
         now: Nanos,
-        ledger: &mut Ledger<'_>,
-    ) -> Ended {
-        self.advance(terms, now, ledger);
-        let ended = self.end(id, actual, now, ledger);
-        if ended == Ended::Unknown {
-            self.charge(self.start, Amount(0), actual, ledger);
-            if self.entries.len() < MAX_ENTRIES {
-                self.insert_final(id, actual, self.start, now);
-            }
-        }
-        ended
+    ) -> EndedHold {
+        self.advance(terms, now);
+        self.end(id, Some(actual), terms, now)
     }
 
     /// Ends a hold without a charge.
-    pub fn cancel(
-        &mut self,
-        terms: &BudgetTerms,
-        id: HoldId,
-        now: Nanos,
-        ledger: &mut Ledger<'_>,
-    ) -> Ended {
-        self.advance(terms, now, ledger);
-        self.end(id, Amount(0), now, ledger)
+    pub fn cancel(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> EndedHold {
+        self.advance(terms, now);
+        self.end(id, None, terms, now)
     }
 
     /// Extends an open hold by the time limit. Returns `false` if no hold with this id is open.
-    pub fn renew(
-        &mut self,
-        terms: &BudgetTerms,
-        id: HoldId,
-        now: Nanos,
-        ledger: &mut Ledger<'_>,
-    ) -> bool {
-        self.advance(terms, now, ledger);
+    pub fn renew(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> bool {
+        self.advance(terms, now);
         let open = self.entries.get(&id).copied().filter(Entry::is_open);
         if let Some(entry) = open {
             self.insert(id, Entry { until: now.plus(terms.time_limit), ..entry });
@@ -198,72 +231,136 @@ impl Budget {
         open.is_some()
     }
 
+    /// Adds to the credit of a prepaid budget. Returns `false` if the id is known, which changes
+    /// nothing.
+    pub fn top_up(&mut self, terms: &BudgetTerms, id: HoldId, amount: Amount, now: Nanos) -> bool {
+        self.advance(terms, now);
+        if self.entries.contains_key(&id) {
+            return false;
+        }
+        self.credit = self.credit.plus(amount);
+        self.insert_final(id, amount, self.start, now.plus(TOP_UP_KNOWN_FOR));
+        true
+    }
+
     /// Ends the holds that expired, and begins the period at `now`.
-    pub fn advance(&mut self, terms: &BudgetTerms, now: Nanos, ledger: &mut Ledger<'_>) {
+    pub fn advance(&mut self, terms: &BudgetTerms, now: Nanos) {
         while let Some(&(until, id)) = self.deadlines.first() {
             if now < until {
                 break;
             }
             let Some(entry) = self.remove(id) else { continue };
             if entry.is_open() {
-                self.expire((id, entry), terms, ledger);
+                self.expire((id, entry), terms);
             }
         }
-        if let Some((start, _)) = terms.windows.current(self.start, now)
+        if let Some((start, _)) = terms.period.current(self.start, now)
             && self.start < start
         {
-            (self.start, self.settled, self.held) = (start, Amount(0), Amount(0));
+            (self.start, self.held) = (start, Amount(0));
         }
     }
 
-    fn expire(
-        &mut self,
-        (id, entry): (HoldId, Entry),
-        terms: &BudgetTerms,
-        ledger: &mut Ledger<'_>,
-    ) {
+    /// Returns the instant from which the budget need not be kept: no id is known, and no period is
+    /// kept. `None` if the budget must be kept for ever.
+    #[must_use]
+    pub fn keep_until(&self, terms: &BudgetTerms, now: Nanos) -> Option<Nanos> {
+        let last = self.deadlines.last().map_or(now, |(until, _)| *until);
+        if self.periods.is_empty() && self.credit == Amount(0) {
+            return Some(last);
+        }
+        let BudgetPeriod::Each(_) = terms.period else { return None };
+        let (start, end) = terms.period.current(self.start, now)?;
+        let kept = (1..KEPT_PERIODS).fold(end, |until, _| until.plus(end.since(start)));
+        Some(last.max(kept))
+    }
+
+    /// Returns the budget without the ids that ended, and these ids.
+    #[must_use]
+    pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
+        let ended = |(_, entry): &(_, Entry)| entry.state == State::Final;
+        let all = std::mem::take(&mut self.entries).into_iter();
+        let (ended, kept): (Vec<_>, Vec<_>) = all.partition(ended);
+        self.deadlines = kept.iter().map(|(id, entry)| (entry.until, *id)).collect();
+        self.entries = kept.into_iter().collect();
+        (self, ended)
+    }
+
+    /// Adds ids that [`Self::split_ended`] returned.
+    pub fn add_ended(&mut self, ended: impl IntoIterator<Item = (HoldId, Entry)>) {
+        for (id, entry) in ended {
+            self.insert(id, entry);
+        }
+    }
+
+    fn expire(&mut self, (id, entry): (HoldId, Entry), terms: &BudgetTerms) {
         let charged = match terms.on_expiry {
             OnExpiry::Charge => entry.amount,
             OnExpiry::Release => Amount(0),
         };
         self.release(&entry);
-        self.charge(entry.period, Amount(0), charged, ledger);
+        self.change_usage(entry.period, |usage| {
+            usage.settled = usage.settled.plus(charged);
+            usage.expired = usage.expired.saturating_add(1);
+        });
         let until = entry.until.plus(terms.time_limit);
         self.insert(id, Entry { state: State::Expired, amount: charged, until, ..entry });
     }
 
-    /// Ends the hold of `id`, if there is one, with this charge.
-    fn end(&mut self, id: HoldId, actual: Amount, now: Nanos, ledger: &mut Ledger<'_>) -> Ended {
-        let Some(entry) = self.entries.get(&id).copied() else { return Ended::Unknown };
-        let (ended, charged) = match entry.state {
-            State::Final => return Ended::Before,
-            State::Expired => (Ended::AfterExpiry, entry.amount),
-            State::Open => {
-                self.release(&entry);
-                (Ended::Now, Amount(0))
+    /// Ends the hold of `id` with this charge; `None` cancels it.
+    fn end(
+        &mut self,
+        id: HoldId,
+        actual: Option<Amount>,
+        terms: &BudgetTerms,
+        now: Nanos,
+    ) -> EndedHold {
+        let entry = self.entries.get(&id).copied();
+        let (ended, period, before) = match entry {
+            Some(Entry { state: State::Final, amount, .. }) => {
+                return EndedHold { ended: Ended::Before, counted: amount };
             }
+            Some(Entry { state: State::Expired, amount, period, .. }) => {
+                (Ended::AfterExpiry, period, amount)
+            }
+            Some(Entry { state: State::Open, amount, period, .. }) => (Ended::Now, period, amount),
+            None => (Ended::Unknown, self.start, Amount(0)),
         };
-        self.charge(entry.period, charged, actual, ledger);
-        self.insert_final(id, actual, entry.period, now);
-        ended
+        if let Some(open) = entry.filter(Entry::is_open) {
+            self.release(&open);
+        }
+        let charged = if ended == Ended::AfterExpiry { before } else { Amount(0) };
+        let after = actual.unwrap_or_default();
+        if charged != after || actual.is_some() {
+            self.change_usage(period, |usage| {
+                usage.settled = usage.settled.less(charged).plus(after);
+                usage.requests = usage.requests.saturating_add(u64::from(actual.is_some()));
+                usage.excess = usage.excess.plus(after.less(before));
+            });
+        }
+        if entry.is_some() || self.entries.len() < MAX_ENTRIES {
+            self.insert_final(id, after, period, now.plus(terms.time_limit));
+        }
+        EndedHold { ended, counted: before }
+    }
+
+    /// Changes the usage of a period. The oldest period above [`KEPT_PERIODS`] is forgotten.
+    fn change_usage(&mut self, period: Nanos, change: impl FnOnce(&mut PeriodUsage)) {
+        let at = self.periods.partition_point(|usage| usage.start < period);
+        if self.periods.get(at).is_none_or(|usage| usage.start != period) {
+            self.periods.insert(at, PeriodUsage { start: period, ..PeriodUsage::default() });
+        }
+        change(&mut self.periods[at]);
+        let surplus = self.periods.len().saturating_sub(KEPT_PERIODS);
+        self.periods.drain(..surplus);
     }
 
     /// Removes an open hold from the held amount.
     fn release(&mut self, entry: &Entry) {
+        self.open_holds = self.open_holds.saturating_sub(1);
         if entry.period == self.start {
             self.held = self.held.less(entry.amount);
         }
-    }
-
-    /// Changes a charge of `before` to `after` in its period.
-    fn charge(&mut self, period: Nanos, before: Amount, after: Amount, ledger: &mut Ledger<'_>) {
-        if before == after {
-            return;
-        }
-        if period == self.start {
-            self.settled = self.settled.less(before).plus(after);
-        }
-        ledger(LedgerEntry { period, change: after.change_from(before) });
     }
 
     /// Returns why a hold cannot be taken; `None` if it can, or if the id has one.
@@ -277,38 +374,56 @@ impl Budget {
         if self.entries.contains_key(&id) {
             return None;
         }
-        if MAX_ENTRIES <= self.entries.len() {
-            return Some(DenialCause::Full);
-        }
-        let Some((_, end)) = terms.windows.current(self.start, now) else {
+        if terms.period.current(self.start, now).is_none() {
             return Some(DenialCause::OutsidePeriods);
-        };
-        if !terms.is_enforced || amount <= self.free(terms) {
+        }
+        let (total, settled) = (self.total(terms), self.usage().settled);
+        if !terms.is_enforced {
             None
-        } else if terms.amount < amount {
-            Some(DenialCause::ExceedsAmount)
-        } else if self.settled.plus(amount) <= terms.amount {
+        } else if self.is_full() {
+            Some(DenialCause::Full)
+        } else if amount <= self.free(terms) {
+            None
+        } else if settled.plus(amount) <= total {
             Some(DenialCause::InFlight)
+        } else if total < amount {
+            Some(DenialCause::ExceedsAmount)
         } else {
-            Some(DenialCause::Spent(end.since(now)))
+            Some(DenialCause::Spent)
         }
     }
 
-    fn free(&self, terms: &BudgetTerms) -> Amount {
-        terms.amount.less(self.settled).less(self.held)
+    /// Returns the amount of the current period; that of a prepaid budget is the sum of its top-ups.
+    #[must_use]
+    pub fn total(&self, terms: &BudgetTerms) -> Amount {
+        match terms.period {
+            BudgetPeriod::Each(_) => terms.amount,
+            BudgetPeriod::Prepaid => self.credit,
+        }
+    }
+
+    /// Returns the amount that is neither settled nor held.
+    #[must_use]
+    pub fn free(&self, terms: &BudgetTerms) -> Amount {
+        self.total(terms).less(self.usage().settled).less(self.held)
+    }
+
+    fn is_full(&self) -> bool {
+        MAX_HOLDS <= self.open_holds || MAX_ENTRIES <= self.entries.len()
     }
 
     fn hold(&mut self, terms: &BudgetTerms, id: HoldId, amount: Amount, now: Nanos) {
-        if self.entries.contains_key(&id) {
+        // In shadow mode, a full budget allows the request without a hold.
+        if self.entries.contains_key(&id) || self.is_full() {
             return;
         }
         self.held = self.held.plus(amount);
+        self.open_holds = self.open_holds.saturating_add(1);
         let (period, until) = (self.start, now.plus(terms.time_limit));
         self.insert(id, Entry { state: State::Open, amount, period, until });
     }
 
-    fn insert_final(&mut self, id: HoldId, amount: Amount, period: Nanos, now: Nanos) {
-        let until = now.plus(KNOWN_FOR);
+    fn insert_final(&mut self, id: HoldId, amount: Amount, period: Nanos, until: Nanos) {
         self.insert(id, Entry { state: State::Final, amount, period, until });
     }
 
@@ -326,7 +441,10 @@ impl Budget {
 
     /// Shortens deadlines that a clock set which was ahead. Called only after a denial.
     fn clamp_deadlines(&mut self, terms: &BudgetTerms, now: Nanos) {
-        let latest = now.plus(terms.time_limit.max(KNOWN_FOR)).plus(terms.time_limit);
+        let latest = now.plus(match terms.period {
+            BudgetPeriod::Each(_) => terms.time_limit.plus(terms.time_limit),
+            BudgetPeriod::Prepaid => TOP_UP_KNOWN_FOR.max(terms.time_limit.plus(terms.time_limit)),
+        });
         while let Some(&(until, id)) = self.deadlines.last()
             && latest < until
         {
@@ -339,5 +457,33 @@ impl Budget {
 impl Entry {
     fn is_open(&self) -> bool {
         self.state == State::Open
+    }
+
+    /// The instant from which this entry need not be kept.
+    #[must_use]
+    pub const fn until(&self) -> Nanos {
+        self.until
+    }
+}
+
+impl From<Budget> for SavedBudget {
+    fn from(budget: Budget) -> Self {
+        let Budget { start, credit, periods, entries, .. } = budget;
+        Self { start, credit, periods, entries: entries.into_iter().collect() }
+    }
+}
+
+impl From<SavedBudget> for Budget {
+    fn from(saved: SavedBudget) -> Self {
+        let SavedBudget { start, credit, periods, entries } = saved;
+        let mut budget = Self { start, credit, periods, ..Self::default() };
+        for (id, entry) in entries {
+            budget.insert(id, entry);
+        }
+        let open = || budget.entries.values().filter(|entry| entry.is_open());
+        let current = open().filter(|entry| entry.period == start);
+        budget.held = current.fold(Amount(0), |sum, entry| sum.plus(entry.amount));
+        budget.open_holds = u32::try_from(open().count()).unwrap_or(u32::MAX);
+        budget
     }
 }

@@ -56,6 +56,8 @@ const HEAD_LEN: usize = 10;
 
 const BUCKET_HEAD: KeyHead = ([b'b', 0], 0);
 
+const BUDGET_HEAD: KeyHead = ([b'u', 0], 0);
+
 impl CounterKey {
     /// An empty key, used as a buffer for the `write_` methods.
     pub const EMPTY: Self = Self(KeyBytes::Short { len: 0, bytes: [0; MAX_INLINE_LEN] });
@@ -108,15 +110,26 @@ impl CounterKey {
         key
     }
 
+    /// Creates the key of a budget; it is never equal to a counter's key.
+    pub fn budget<'a>(
+        domain: &str,
+        entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+    ) -> Self {
+        let mut key = Self::EMPTY;
+        key.write_length_prefixed(BUDGET_HEAD, domain, entries);
+        key
+    }
+
+    /// Parses the domain and the entries from a budget's key. Returns `None` for any other bytes.
+    #[must_use]
+    pub fn parse_budget(name: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
+        parse_with_head(name, BUDGET_HEAD)
+    }
+
     /// Parses the domain and the entries from a bucket's key. Returns `None` for any other bytes.
     #[must_use]
     pub fn parse_concurrency_bucket(name: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
-        let (form, rest) = name.split_first_chunk::<2>()?;
-        let (length, rest) = rest.split_first_chunk::<8>()?;
-        if (*form, u64::from_le_bytes(*length)) != BUCKET_HEAD {
-            return None;
-        }
-        split_domain_and_entries(rest)
+        parse_with_head(name, BUCKET_HEAD)
     }
 
     /// Parses a key of [`CounterKey::unique`] or [`CounterKey::write_of_list`]. Returns `None` for
@@ -276,6 +289,15 @@ fn encoded_len<'a>(
     let fixed_parts = fixed_parts.iter().copied().fold(0, usize::saturating_add);
     let pieces = entries.flat_map(|(name, value)| [name, value]);
     pieces.fold(fixed_parts, |len, piece| len.saturating_add(overhead).saturating_add(piece.len()))
+}
+
+fn parse_with_head(name: &[u8], head: KeyHead) -> Option<(&str, Vec<(&str, &str)>)> {
+    let (form, rest) = name.split_first_chunk::<2>()?;
+    let (length, rest) = rest.split_first_chunk::<8>()?;
+    if (*form, u64::from_le_bytes(*length)) != head {
+        return None;
+    }
+    split_domain_and_entries(rest)
 }
 
 /// Reads the domain and the entries after the head of a key.

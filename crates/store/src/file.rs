@@ -45,8 +45,8 @@ use super::audit::{AuditRecord, StoredAuditRecord};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::memory::MemoryStore;
 use super::{
-    AuditStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
-    StoreReply,
+    AuditStore, BudgetStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
+    StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
 use audit::AuditFile;
@@ -170,6 +170,8 @@ impl FleetStore for FileStore {
         Some(&*self.memory)
     }
 }
+
+impl BudgetStore for FileStore {}
 
 impl AuditStore for FileStore {
     fn has_audit_log(&self) -> bool {

@@ -7,6 +7,7 @@
 pub mod audit;
 mod backoff;
 mod breaker;
+pub mod budgets;
 pub mod file;
 pub mod fleet_start;
 pub mod memory;
@@ -25,6 +26,7 @@ use sluicegate_telemetry::{self as telemetry, pem};
 use crate::kernel::decision::{Verdict, VoteGroup, combine};
 use crate::kernel::units::Nanos;
 use audit::{AuditRecord, StoredAuditRecord};
+pub use budgets::BudgetStore;
 
 /// A store of the audit log. The default methods serve a store without one.
 pub trait AuditStore: Send + Sync {
@@ -53,10 +55,10 @@ pub trait AuditStore: Send + Sync {
     }
 }
 
-/// A store of all that the engine needs: counters, the fleet's state and the audit log.
-pub trait Store: SharedStore + AuditStore {}
+/// A store of all that the engine needs: counters, budgets, the fleet's state and the audit log.
+pub trait Store: SharedStore + AuditStore + BudgetStore {}
 
-impl<S: SharedStore + AuditStore> Store for S {}
+impl<S: SharedStore + AuditStore + BudgetStore> Store for S {}
 
 /// Decides an all-or-nothing check from the previewed outcomes of its charges.
 fn is_allowed(

@@ -4,6 +4,7 @@
 //! - Each charge locks the shard of its counter, so concurrent checks count exactly.
 //! - At most `max_keys` counters exist; [`WhenFull`] decides further new keys.
 //! - Sweeps drop empty counters, one shard at a time.
+//! - At most `max_keys` budgets exist, too.
 //! - The lease table of a counter is in the same shard, under the same lock.
 //! - A lease table counts toward `max_keys`, too; a full store lends no hits for a new one.
 //!
@@ -16,6 +17,7 @@
 //! [`crate::kernel::rate::sliding_log`]).
 
 mod atomic_charge;
+pub(crate) mod budgets;
 mod change_list;
 mod changed_shards;
 pub mod coordinators;
@@ -48,6 +50,7 @@ use crate::kernel::lease::BorrowReply;
 use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{Event as _, MemoryStoreFull};
+use budgets::Budgets;
 use changed_shards::ChangedShards;
 use coordinators::Coordinators;
 use counters::{CapacitySource, CounterCapacity};
@@ -93,6 +96,7 @@ pub struct MemoryStore {
     full_count: AtomicU64,
     coordinators: Mutex<Coordinators>,
     strict_limits: Mutex<StrictLimits>,
+    budgets: Mutex<Budgets>,
 }
 
 // Two cache lines: two shards in one line would slow down threads that use different shards, and
@@ -115,6 +119,7 @@ impl MemoryStore {
             full_count: AtomicU64::new(0),
             coordinators: Mutex::new(Coordinators::settled()),
             strict_limits: Mutex::new(StrictLimits::settled()),
+            budgets: Mutex::default(),
         }
     }
 
@@ -140,6 +145,7 @@ impl MemoryStore {
         if let Some(shard) = self.shards.get(index) {
             shard.0.lock().drop_empty(now, &self.counters);
         }
+        self.budgets.lock().sweep(now);
     }
 
     /// Drops every counter, one shard at a time.
@@ -147,6 +153,7 @@ impl MemoryStore {
         for shard in &self.shards {
             shard.0.lock().clear(&self.counters);
         }
+        self.budgets.lock().clear();
     }
 
     /// The number of [`MemoryStore::sweep_next`] calls after which every shard was swept.

@@ -9,7 +9,7 @@ use sluicegate::store::heartbeat::{BucketKey, ShareRound, ShareRoundReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{
-    AuditStore, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
+    AuditStore, BudgetStore, Charges, CounterStore, FleetStore, Outcomes, StoreFailure, StoreReply,
 };
 use tokio::sync::oneshot;
 
@@ -69,6 +69,8 @@ impl CounterStore for Wire {
 }
 
 impl AuditStore for Wire {}
+
+impl BudgetStore for Wire {}
 
 impl FleetStore for Wire {
     fn report_shares<'a>(

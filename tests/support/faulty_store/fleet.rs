@@ -9,7 +9,7 @@ use sluicegate::store::memory::permits::StrictLimits;
 use sluicegate::store::permits::{
     PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest,
 };
-use sluicegate::store::{AuditStore, FleetStore, StoreFailure, StoreReply};
+use sluicegate::store::{AuditStore, BudgetStore, FleetStore, StoreFailure, StoreReply};
 
 use super::{FaultyStore, immediate};
 
@@ -35,6 +35,8 @@ impl FaultyStore {
 }
 
 impl AuditStore for FaultyStore {}
+
+impl BudgetStore for FaultyStore {}
 
 impl FleetStore for FaultyStore {
     fn report_shares<'a>(

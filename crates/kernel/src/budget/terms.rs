@@ -23,12 +23,6 @@ impl Amount {
     pub(super) const fn less(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
-
-    /// Returns the change from `before` to this amount.
-    pub(super) fn change_from(self, before: Self) -> i64 {
-        let number = |amount: Self| i64::try_from(amount.0).unwrap_or(i64::MAX);
-        number(self).saturating_sub(number(before))
-    }
 }
 
 /// The id of a request, unique in the fleet.
@@ -44,14 +38,35 @@ pub enum OnExpiry {
     Release,
 }
 
+/// The periods of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum BudgetPeriod {
+    /// Each window has the amount.
+    Each(Windows),
+    /// One period without an end, whose amount is the sum of the top-ups.
+    Prepaid,
+}
+
+impl BudgetPeriod {
+    /// Returns start and end of the period at `now`, or at `since` if that is later. `None` if no
+    /// period is known for `now`.
+    pub(super) fn current(&self, since: Nanos, now: Nanos) -> Option<(Nanos, Nanos)> {
+        match self {
+            Self::Each(windows) => windows.current(since, now),
+            Self::Prepaid => Some((Nanos(0), Nanos(u64::MAX))),
+        }
+    }
+}
+
 /// The rule of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BudgetTerms {
-    /// The amount of each period.
+    /// The amount of each period; not used by a prepaid budget.
     pub amount: Amount,
     /// The periods.
-    pub windows: Windows,
-    /// The time after which a hold expires, unless it is renewed.
+    pub period: BudgetPeriod,
+    /// The time after which a hold expires, unless it is renewed. The id of a hold that ended is
+    /// known for this time. In whole microseconds.
     pub time_limit: Nanos,
     /// The effect of an expiry.
     pub on_expiry: OnExpiry,
@@ -59,23 +74,43 @@ pub struct BudgetTerms {
     pub is_enforced: bool,
 }
 
-/// A change of the settled amount of a period.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LedgerEntry {
+/// What the requests of one period cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeriodUsage {
     /// The start of the period.
-    pub period: Nanos,
-    /// The change.
-    pub change: i64,
+    pub start: Nanos,
+    /// The settled amount, with the charges of expired holds.
+    pub settled: Amount,
+    /// The number of settles.
+    pub requests: u64,
+    /// The number of holds that expired, also if a settle corrected the charge later.
+    pub expired: u64,
+    /// What was settled above the held amounts.
+    pub excess: Amount,
 }
 
-/// Receives the changes of settled amounts. They belong into the same transaction as the budget.
-pub type Ledger<'l> = dyn FnMut(LedgerEntry) + 'l;
+/// The amounts of a budget at one instant.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BudgetView {
+    /// The usage of the current period.
+    pub usage: PeriodUsage,
+    /// The amount that open holds of the current period hold.
+    pub held: Amount,
+    /// The sum of all top-ups.
+    pub credit: Amount,
+    /// The number of open holds, also of earlier periods.
+    pub open_holds: u32,
+    /// The end of the current period. `None` for a prepaid budget, and outside known periods.
+    pub end: Option<Nanos>,
+}
 
 /// The result of a reserve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reserved {
     /// All budgets hold their amounts.
     Held,
+    /// All budgets have held amounts for this id before. Nothing changed.
+    Repeated,
     /// A budget denies the request.
     Denied(Denial),
     /// The id belongs to a request that has ended.
@@ -89,8 +124,6 @@ pub struct Denial {
     pub index: usize,
     /// The cause.
     pub cause: DenialCause,
-    /// The amount that is neither settled nor held.
-    pub free: Amount,
 }
 
 /// The cause of a denial.
@@ -98,17 +131,27 @@ pub struct Denial {
 pub enum DenialCause {
     /// The estimate is above the amount of a whole period.
     ExceedsAmount,
-    /// The amount is spent. Contains the time until the next period.
-    Spent(Nanos),
+    /// The amount is spent until the next period or top-up.
+    Spent,
     /// Requests in flight hold the rest of the amount.
     InFlight,
-    /// The budget has [`MAX_ENTRIES`](super::MAX_ENTRIES) entries.
+    /// The budget has [`MAX_HOLDS`](super::MAX_HOLDS) open holds, or
+    /// [`MAX_ENTRIES`](super::MAX_ENTRIES) entries.
     Full,
     /// No calendar period is known for this instant.
     OutsidePeriods,
 }
 
 /// The result of a settle or a cancel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EndedHold {
+    /// The hold that ended.
+    pub ended: Ended,
+    /// The amount that counted for the id before: held, or charged.
+    pub counted: Amount,
+}
+
+/// The hold that a settle or a cancel ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The hold ended.

@@ -11,13 +11,13 @@
 //! | the first budget keeps the hold of a denied request | the same |
 //! | the held amount is not checked | the same, and `holds_that_cover_their_cost_never_exceed_the_amount` |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sluicegate_kernel::budget::{
-    Amount, Budget, BudgetTerms, Denial, DenialCause, Ended, Hold, HoldId, KNOWN_FOR, LedgerEntry,
-    MAX_ENTRIES, OnExpiry, Reserved, reserve_all,
+    Amount, Budget, BudgetPeriod, BudgetTerms, Denial, DenialCause, Ended, EndedHold, Hold, HoldId,
+    KEPT_PERIODS, MAX_ENTRIES, OnExpiry, PeriodUsage, Reserved, reserve_all,
 };
 use sluicegate_kernel::rate::fixed_window::Windows;
 use sluicegate_kernel::units::Nanos;
@@ -29,9 +29,9 @@ const PERIODS: [Nanos; 2] = [Nanos::from_secs(40), Nanos::from_secs(300)];
 const AMOUNT: u64 = 100;
 
 fn terms(index: usize, on_expiry: OnExpiry) -> BudgetTerms {
-    let windows = Windows::Every(PERIODS[index]);
+    let period = BudgetPeriod::Each(Windows::Every(PERIODS[index]));
     let amount = Amount(AMOUNT * (index as u64 + 1));
-    BudgetTerms { amount, windows, time_limit: LIMIT, on_expiry, is_enforced: true }
+    BudgetTerms { amount, period, time_limit: LIMIT, on_expiry, is_enforced: true }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -60,8 +60,17 @@ struct Request {
     reserved_at: Nanos,
     amount: u64,
     renewed_at: Nanos,
-    /// The first settle or cancel, with its amount.
-    ended: Option<(Nanos, u64)>,
+    /// The first settle or cancel.
+    ended: Option<End>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct End {
+    at: Nanos,
+    charged: u64,
+    /// The amount that counted before.
+    counted: u64,
+    is_settle: bool,
 }
 
 impl Request {
@@ -74,14 +83,14 @@ impl Request {
     }
 
     fn is_known(&self, now: Nanos) -> bool {
-        let until = self.ended.map_or(self.expires_at().plus(LIMIT), |(at, _)| at.plus(KNOWN_FOR));
+        let until = self.ended.map_or(self.expires_at(), |end| end.at).plus(LIMIT);
         now < until
     }
 
     /// The charge at `now`.
     fn charge(&self, now: Nanos, on_expiry: OnExpiry) -> u64 {
         match self.ended {
-            Some((_, charged)) => charged,
+            Some(end) => end.charged,
             None if now < self.expires_at() || on_expiry == OnExpiry::Release => 0,
             None => self.amount,
         }
@@ -103,9 +112,20 @@ impl History {
         self.requests.iter_mut().rev().find(|request| request.id == id && request.is_known(now))
     }
 
-    fn settled(&self, index: usize, period: u64, now: Nanos, on_expiry: OnExpiry) -> u64 {
-        let own = self.requests.iter().filter(|request| request.period(index) == period);
-        own.map(|request| request.charge(now, on_expiry)).sum()
+    /// The usage that the requests of a period cause.
+    fn usage(&self, index: usize, period: u64, now: Nanos, on_expiry: OnExpiry) -> PeriodUsage {
+        let start = Nanos(period * PERIODS[index].0);
+        let mut usage = PeriodUsage { start, ..PeriodUsage::default() };
+        for request in self.requests.iter().filter(|request| request.period(index) == period) {
+            usage.settled.0 += request.charge(now, on_expiry);
+            let ended_at = request.ended.map_or(now, |end| end.at);
+            usage.expired += u64::from(request.expires_at() <= ended_at);
+            if let Some(end) = request.ended.filter(|end| end.is_settle) {
+                usage.requests += 1;
+                usage.excess.0 += end.charged.saturating_sub(end.counted);
+            }
+        }
+        usage
     }
 
     fn held(&self, index: usize, now: Nanos) -> u64 {
@@ -116,34 +136,41 @@ impl History {
     }
 
     fn free(&self, index: usize, now: Nanos, on_expiry: OnExpiry) -> u64 {
-        let spent = self.settled(index, now.0 / PERIODS[index].0, now, on_expiry);
+        let spent = self.usage(index, now.0 / PERIODS[index].0, now, on_expiry).settled.0;
         let amount = AMOUNT * (index as u64 + 1);
         amount.saturating_sub(spent).saturating_sub(self.held(index, now))
     }
 
-    /// Applies an end. Returns what the budgets should say.
-    fn end(&mut self, id: u64, amount: u64, now: Nanos) -> Ended {
-        let Some(request) = self.known(id, now) else { return Ended::Unknown };
-        if request.ended.is_some() {
-            return Ended::Before;
+    /// Applies an end; `None` is a cancel. Returns what the budgets should say.
+    fn end(
+        &mut self,
+        id: u64,
+        actual: Option<u64>,
+        now: Nanos,
+        on_expiry: OnExpiry,
+    ) -> (Ended, u64) {
+        let (charged, is_settle) = (actual.unwrap_or_default(), actual.is_some());
+        let end = |counted| Some(End { at: now, charged, counted, is_settle });
+        let Some(request) = self.known(id, now) else {
+            let (reserved_at, renewed_at, ended) = (now, now, end(0));
+            self.requests.push(Request { id, reserved_at, amount: 0, renewed_at, ended });
+            return (Ended::Unknown, 0);
+        };
+        if let Some(end) = request.ended {
+            return (Ended::Before, end.charged);
         }
-        let ended = if request.is_open(now) { Ended::Now } else { Ended::AfterExpiry };
-        request.ended = Some((now, amount));
-        ended
+        let is_open = request.is_open(now);
+        let counted = if is_open { request.amount } else { request.charge(now, on_expiry) };
+        request.ended = end(counted);
+        (if is_open { Ended::Now } else { Ended::AfterExpiry }, counted)
     }
 }
 
 struct Checked {
     budgets: [Budget; 2],
     terms: [BudgetTerms; 2],
-    ledger: [BTreeMap<Nanos, i64>; 2],
     history: History,
     now: Nanos,
-}
-
-/// Adds an entry to the sums of a ledger.
-fn add(ledger: &mut BTreeMap<Nanos, i64>, entry: LedgerEntry) {
-    *ledger.entry(entry.period).or_default() += entry.change;
 }
 
 impl Checked {
@@ -151,35 +178,26 @@ impl Checked {
         Self {
             budgets: Default::default(),
             terms: [terms(0, on_expiry), terms(1, on_expiry)],
-            ledger: Default::default(),
             history: History::default(),
             now: Nanos::from_secs(10_000),
         }
     }
 
     fn reserve(&mut self, id: u64, amount: u64) -> Reserved {
-        let [first, second] = &mut self.budgets;
-        // Each budget emits into its own ledger, before the holds are compared.
-        for (index, budget) in [&mut *first, &mut *second].into_iter().enumerate() {
-            let ledger = &mut self.ledger[index];
-            budget.advance(&self.terms[index], self.now, &mut |entry| add(ledger, entry));
-        }
-        let amount = Amount(amount);
+        let ([first, second], amount) = (&mut self.budgets, Amount(amount));
         let mut holds = [
             Hold { budget: first, terms: &self.terms[0], amount },
             Hold { budget: second, terms: &self.terms[1], amount },
         ];
-        reserve_all(&mut holds, HoldId(1, id), self.now, &mut |entry| panic!("{entry:?}"))
+        reserve_all(&mut holds, HoldId(1, id), self.now)
     }
 
-    fn end(&mut self, id: u64, actual: Option<u64>) -> [Ended; 2] {
+    fn end(&mut self, id: u64, actual: Option<u64>) -> [EndedHold; 2] {
         [0, 1].map(|index| {
             let (budget, terms) = (&mut self.budgets[index], &self.terms[index]);
-            let (ledger, id) = (&mut self.ledger[index], HoldId(1, id));
-            let mut ledger = |entry| add(ledger, entry);
             match actual {
-                Some(actual) => budget.settle(terms, id, Amount(actual), self.now, &mut ledger),
-                None => budget.cancel(terms, id, self.now, &mut ledger),
+                Some(actual) => budget.settle(terms, HoldId(1, id), Amount(actual), self.now),
+                None => budget.cancel(terms, HoldId(1, id), self.now),
             }
         })
     }
@@ -189,66 +207,61 @@ impl Checked {
         match step {
             Step::Reserve(id, amount) => {
                 let free = [0, 1].map(|index| self.history.free(index, now, on_expiry));
-                let want = match self.history.known(id, now) {
-                    Some(request) if request.is_open(now) => None,
-                    Some(_) => Some(Reserved::Ended),
-                    None => free.iter().position(|free| *free < amount).map(|index| {
-                        let got = self.reserve(id, amount);
-                        let is_it = matches!(got, Reserved::Denied(it)
-                            if it.index == index && it.free == Amount(free[index]));
-                        assert!(is_it, "{got:?}, {free:?}");
-                        got
-                    }),
-                };
-                let is_new = self.history.known(id, now).is_none();
-                assert_eq!(self.reserve(id, amount), want.unwrap_or(Reserved::Held));
-                if want.is_none() && is_new {
-                    let (reserved_at, renewed_at, ended) = (now, now, None);
-                    let request = Request { id, reserved_at, amount, renewed_at, ended };
-                    self.history.requests.push(request);
+                let is_known = self.history.known(id, now).map(|request| request.is_open(now));
+                let reserved = self.reserve(id, amount);
+                match is_known {
+                    Some(true) => assert_eq!(reserved, Reserved::Repeated),
+                    Some(false) => assert_eq!(reserved, Reserved::Ended),
+                    None => self.compare_new_hold((id, amount), free, reserved),
                 }
             }
-            Step::Settle(id, actual) => {
-                let want = self.history.end(id, actual, now);
-                if want == Ended::Unknown {
-                    let (reserved_at, renewed_at, ended) = (now, now, Some((now, actual)));
-                    let request = Request { id, reserved_at, amount: 0, renewed_at, ended };
-                    self.history.requests.push(request);
-                }
-                assert_eq!(self.end(id, Some(actual)), [want; 2]);
-            }
-            Step::Cancel(id) => {
-                let want = self.history.end(id, 0, now);
-                assert_eq!(self.end(id, None), [want; 2]);
-            }
+            Step::Settle(id, actual) => self.compare_end(id, Some(actual)),
+            Step::Cancel(id) => self.compare_end(id, None),
             Step::Renew(id) => {
                 let known = self.history.known(id, now).filter(|request| request.is_open(now));
                 let want = known.map(|request| request.renewed_at = now).is_some();
                 for index in [0, 1] {
                     let (budget, terms) = (&mut self.budgets[index], &self.terms[index]);
-                    let ledger = &mut self.ledger[index];
-                    let mut ledger = |entry| add(ledger, entry);
-                    assert_eq!(budget.renew(terms, HoldId(1, id), now, &mut ledger), want);
+                    assert_eq!(budget.renew(terms, HoldId(1, id), now), want);
                 }
             }
         }
     }
 
-    /// Compares amounts and ledgers with the history.
+    fn compare_new_hold(&mut self, (id, amount): (u64, u64), free: [u64; 2], reserved: Reserved) {
+        if let Some(index) = free.iter().position(|free| *free < amount) {
+            let is_it = matches!(reserved, Reserved::Denied(it) if it.index == index);
+            assert!(is_it, "{reserved:?}, {free:?}");
+            return;
+        }
+        assert_eq!(reserved, Reserved::Held);
+        let (reserved_at, renewed_at, ended) = (self.now, self.now, None);
+        self.history.requests.push(Request { id, reserved_at, amount, renewed_at, ended });
+    }
+
+    fn compare_end(&mut self, id: u64, actual: Option<u64>) {
+        let on_expiry = self.terms[0].on_expiry;
+        let (ended, counted) = self.history.end(id, actual, self.now, on_expiry);
+        assert_eq!(self.end(id, actual), [EndedHold { ended, counted: Amount(counted) }; 2]);
+    }
+
+    /// Compares all amounts with the history.
     fn compare(&mut self) {
         let (now, on_expiry) = (self.now, self.terms[0].on_expiry);
         for index in [0, 1] {
-            let (budget, ledger) = (&mut self.budgets[index], &mut self.ledger[index]);
-            budget.advance(&self.terms[index], now, &mut |entry| add(ledger, entry));
-            let period = now.0 / PERIODS[index].0;
-            let settled = self.history.settled(index, period, now, on_expiry);
-            assert_eq!(budget.settled(), Amount(settled), "settled of budget {index}");
+            let budget = &mut self.budgets[index];
+            budget.advance(&self.terms[index], now);
+            let usage = |period| self.history.usage(index, period, now, on_expiry);
+            assert_eq!(budget.usage(), usage(now.0 / PERIODS[index].0), "usage of {index}");
             assert_eq!(budget.held(), Amount(self.history.held(index, now)), "held of {index}");
-            for (start, sum) in ledger {
-                let period = start.0 / PERIODS[index].0;
-                let want = self.history.settled(index, period, now, on_expiry);
-                assert_eq!(*sum, i64::try_from(want).unwrap(), "the ledger of {index}");
-            }
+            let periods = self.history.requests.iter().map(|request| request.period(index));
+            let periods: BTreeSet<u64> = periods.collect();
+            let used = periods.into_iter().map(usage).filter(|usage| {
+                (usage.requests, usage.expired, usage.settled) != (0, 0, Amount(0))
+            });
+            let used: Vec<_> = used.collect();
+            let kept = &used[used.len().saturating_sub(KEPT_PERIODS)..];
+            assert_eq!(budget.periods(), kept, "periods of {index}");
         }
     }
 }
@@ -301,7 +314,7 @@ proptest! {
                 Step::Cancel(_) | Step::Renew(_) => {}
             }
             for (index, budget) in checked.budgets.iter().enumerate() {
-                let used = budget.settled().0 + budget.held().0;
+                let used = budget.usage().settled.0 + budget.held().0;
                 prop_assert!(used <= checked.terms[index].amount.0, "{used}");
             }
         }
@@ -310,28 +323,32 @@ proptest! {
 
 fn reserve(budget: &mut Budget, terms: &BudgetTerms, id: u64, amount: u64, now: Nanos) -> Reserved {
     let mut holds = [Hold { budget, terms, amount: Amount(amount) }];
-    reserve_all(&mut holds, HoldId(1, id), now, &mut |_| ())
+    reserve_all(&mut holds, HoldId(1, id), now)
+}
+
+fn cause(reserved: Reserved) -> DenialCause {
+    match reserved {
+        Reserved::Denied(Denial { cause, .. }) => cause,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
 fn a_denial_names_its_cause() {
     let (terms, now) = (terms(1, OnExpiry::Charge), Nanos::from_secs(300_000));
     let mut budget = Budget::default();
-    let cause = |reserved| match reserved {
-        Reserved::Denied(Denial { cause, .. }) => cause,
-        other => panic!("{other:?}"),
-    };
     assert_eq!(cause(reserve(&mut budget, &terms, 1, 201, now)), DenialCause::ExceedsAmount);
     assert_eq!(reserve(&mut budget, &terms, 2, 150, now), Reserved::Held);
     assert_eq!(cause(reserve(&mut budget, &terms, 3, 51, now)), DenialCause::InFlight);
-    budget.settle(&terms, HoldId(1, 2), Amount(150), now, &mut |_| ());
+    budget.settle(&terms, HoldId(1, 2), Amount(150), now);
     let later = now.plus(Nanos::from_secs(100));
-    let spent = DenialCause::Spent(Nanos::from_secs(200));
-    assert_eq!(cause(reserve(&mut budget, &terms, 3, 51, later)), spent);
+    assert_eq!(cause(reserve(&mut budget, &terms, 3, 51, later)), DenialCause::Spent);
+    assert_eq!(budget.view(&terms, later).end, Some(Nanos::from_secs(300_300)));
     let shadow = BudgetTerms { is_enforced: false, ..terms };
     assert_eq!(reserve(&mut budget, &shadow, 3, 51, later), Reserved::Held);
     let starts = [1, 2, 3, 4].map(Nanos::from_secs);
-    let outside = BudgetTerms { windows: Windows::Calendar { starts }, ..terms };
+    let period = BudgetPeriod::Each(Windows::Calendar { starts });
+    let outside = BudgetTerms { period, ..terms };
     let outside = cause(reserve(&mut Budget::default(), &outside, 1, 1, now));
     assert_eq!(outside, DenialCause::OutsidePeriods);
 }
@@ -341,22 +358,14 @@ fn a_flood_of_ids_is_bounded_and_still_charged() {
     let (terms, now) = (terms(1, OnExpiry::Charge), Nanos::from_secs(300_000));
     let (mut budget, flood) = (Budget::default(), MAX_ENTRIES as u64 + 10);
     for id in 0..flood {
-        budget.settle(&terms, HoldId(1, id), Amount(1), now, &mut |_| ());
+        budget.settle(&terms, HoldId(1, id), Amount(0), now);
     }
-    assert_eq!(budget.settled(), Amount(flood));
-    let full = reserve(&mut budget, &BudgetTerms { is_enforced: false, ..terms }, flood, 1, now);
-    assert!(matches!(full, Reserved::Denied(Denial { cause: DenialCause::Full, .. })), "{full:?}");
-    let later = now.plus(KNOWN_FOR);
-    assert_eq!(
-        reserve(
-            &mut Budget::clone(&budget),
-            &BudgetTerms { is_enforced: false, ..terms },
-            1,
-            1,
-            later
-        ),
-        Reserved::Held
-    );
+    assert_eq!(budget.usage().requests, flood);
+    assert_eq!(cause(reserve(&mut budget, &terms, flood, 1, now)), DenialCause::Full);
+    let shadow = BudgetTerms { is_enforced: false, ..terms };
+    assert_eq!(reserve(&mut budget, &shadow, flood, 1, now), Reserved::Held);
+    assert_eq!(budget.open_holds(), 0, "a full budget in shadow mode takes no hold");
+    assert_eq!(reserve(&mut budget, &terms, 1, 1, now.plus(LIMIT)), Reserved::Held);
 }
 
 /// A store's clock that was a year ahead left holds that would last a year.
@@ -367,6 +376,45 @@ fn holds_of_a_clock_that_was_ahead_end_after_a_denial() {
     assert_eq!(reserve(&mut budget, &terms, 1, 200, ahead), Reserved::Held);
     let now = Nanos::from_secs(8_000_000);
     assert!(matches!(reserve(&mut budget, &terms, 2, 1, now), Reserved::Denied(_)));
-    let later = now.plus(LIMIT).plus(LIMIT).plus(KNOWN_FOR);
+    let later = now.plus(LIMIT).plus(LIMIT);
     assert_eq!(reserve(&mut budget, &terms, 2, 1, later), Reserved::Held);
+}
+
+#[test]
+fn a_prepaid_budget_spends_its_top_ups_once() {
+    let terms = BudgetTerms { period: BudgetPeriod::Prepaid, ..terms(0, OnExpiry::Charge) };
+    let (mut budget, now) = (Budget::default(), Nanos::from_secs(300_000));
+    assert_eq!(cause(reserve(&mut budget, &terms, 1, 1, now)), DenialCause::ExceedsAmount);
+    for is_new in [true, false] {
+        assert_eq!(budget.top_up(&terms, HoldId(9, 1), Amount(100), now), is_new);
+    }
+    assert_eq!(reserve(&mut budget, &terms, 2, 60, now), Reserved::Held);
+    assert_eq!(cause(reserve(&mut budget, &terms, 3, 60, now)), DenialCause::InFlight);
+    budget.settle(&terms, HoldId(1, 2), Amount(130), now);
+    let years_later = now.plus(Nanos::from_secs(100_000_000));
+    let refused = cause(reserve(&mut budget, &terms, 3, 60, years_later));
+    assert_eq!(refused, DenialCause::Spent);
+    assert_eq!(budget.keep_until(&terms, years_later), None);
+    let view = budget.view(&terms, years_later);
+    assert_eq!((view.credit, view.usage.settled, view.end), (Amount(100), Amount(130), None));
+}
+
+proptest! {
+    /// A store may keep a budget without the ids that ended, and these ids elsewhere.
+    #[test]
+    fn a_saved_budget_equals_the_original(steps in vec(step(), 1..60)) {
+        let mut checked = Checked::new(OnExpiry::Charge);
+        for (pause, step) in steps {
+            checked.now = checked.now.plus(Nanos::from_secs(pause));
+            checked.apply(step);
+        }
+        for budget in checked.budgets {
+            let (kept, ended) = budget.clone().split_ended();
+            let bytes = postcard::to_allocvec(&kept).unwrap();
+            let mut restored: Budget = postcard::from_bytes(&bytes).unwrap();
+            prop_assert_eq!(&restored, &kept);
+            restored.add_ended(ended);
+            prop_assert_eq!(restored, budget);
+        }
+    }
 }

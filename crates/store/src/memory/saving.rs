@@ -6,10 +6,12 @@ use super::counter_record::CounterRecord;
 use crate::kernel::units::Nanos;
 
 impl MemoryStore {
-    /// Lists all changes of counters from now on, for [`MemoryStore::take_changes`].
+    /// Lists all changes from now on, for [`MemoryStore::take_changes`] and
+    /// [`MemoryStore::take_changed_budgets`].
     #[must_use]
     pub(crate) fn with_change_tracking(self) -> Self {
         self.shards.iter().for_each(|shard| shard.0.lock().track_changes());
+        self.budgets.lock().track_changes();
         Self { changed_shards: Some(ChangedShards::new(Self::SHARDS)), ..self }
     }
 

@@ -50,8 +50,8 @@ use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::stats::StoreStats;
 use super::{
-    AuditStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes, StoreFailure,
-    StoreReply,
+    AuditStore, BudgetStore, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
+    StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
 use counter::{ChargeOperation, LeaseOperation};
@@ -206,6 +206,8 @@ impl StartFleet for PostgresStore {
         self.start(|| StartOperation::new(mode, self.prefix()), longest, |reply| reply)
     }
 }
+
+impl BudgetStore for PostgresStore {}
 
 impl AuditStore for PostgresStore {
     fn has_audit_log(&self) -> bool {

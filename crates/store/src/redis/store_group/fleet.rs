@@ -3,13 +3,15 @@
 use super::StoreGroup;
 use crate::audit::{AuditRecord, StoredAuditRecord};
 use crate::kernel::units::Nanos;
-use crate::{AuditStore, FleetStore, StoreFailure, StoreReply};
+use crate::{AuditStore, BudgetStore, FleetStore, StoreFailure, StoreReply};
 
 impl FleetStore for StoreGroup {
     fn wrapped_fleet_store(&self) -> Option<&dyn FleetStore> {
         Some(&self.main)
     }
 }
+
+impl BudgetStore for StoreGroup {}
 
 impl AuditStore for StoreGroup {
     fn has_audit_log(&self) -> bool {

@@ -1,0 +1,83 @@
+//! Budgets: every store replies as the kernel does at the instant of the reply.
+
+use std::collections::HashMap;
+
+use fastrand::Rng;
+use sluicegate::kernel::budget::{Amount, Budget, BudgetPeriod, BudgetTerms, HoldId, OnExpiry};
+use sluicegate::kernel::key::CounterKey;
+use sluicegate::kernel::rate::fixed_window::Windows;
+use sluicegate::kernel::units::Nanos;
+use sluicegate::store::budgets::{BudgetAction, BudgetCall, BudgetPart};
+use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{BudgetStore, Placement};
+
+use super::{NEW_YEAR, RUNTIME};
+
+const ACTIONS: [BudgetAction; 8] = [
+    BudgetAction::Reserve,
+    BudgetAction::Reserve,
+    BudgetAction::Reserve,
+    BudgetAction::Settle,
+    BudgetAction::Cancel,
+    BudgetAction::Renew,
+    BudgetAction::TopUp,
+    BudgetAction::Read,
+];
+
+/// The budgets of the test: periods that end during it, a calendar, a prepaid one, and one in
+/// shadow mode.
+fn terms(index: usize) -> BudgetTerms {
+    let starts = [0, 1, 60_000, 90_000].map(|days| Nanos::from_secs(days * 86_400));
+    let period = match index {
+        0 => BudgetPeriod::Each(Windows::Every(Nanos(Nanos::MILLI.0 * 20))),
+        1 => BudgetPeriod::Each(Windows::Calendar { starts }),
+        2 => BudgetPeriod::Prepaid,
+        _ => BudgetPeriod::Each(Windows::Every(Nanos::from_secs(3_600))),
+    };
+    let on_expiry = if index == 1 { OnExpiry::Release } else { OnExpiry::Charge };
+    let time_limit = Nanos(Nanos::MILLI.0 * 30);
+    BudgetTerms { amount: Amount(100), period, time_limit, on_expiry, is_enforced: index != 3 }
+}
+
+fn part(name: &str, index: usize, amount: u64) -> BudgetPart {
+    let number = index.to_string();
+    let entries = [("test", name), ("budget", &*number)];
+    let key = CounterKey::budget("llm", entries.into_iter());
+    let placement = Placement::by_value("llm", name);
+    BudgetPart { key, placement, terms: terms(index), amount: Amount(amount) }
+}
+
+fn random_call(rng: &mut Rng, name: &str) -> BudgetCall {
+    let action = ACTIONS[rng.usize(..ACTIONS.len())];
+    let first = rng.usize(..4);
+    let count = rng.usize(1..=4 - first);
+    let amount = |rng: &mut Rng| rng.u64(..60);
+    let budgets = (first..first + count).map(|index| part(name, index, amount(rng))).collect();
+    BudgetCall { id: HoldId(7, rng.u64(..8)), action, budgets }
+}
+
+/// Sends random calls, and compares each reply with that of the kernel.
+fn compare_with_the_kernel(store: &dyn BudgetStore, name: &str, seed: u64) {
+    let mut rng = Rng::with_seed(seed);
+    let mut model: HashMap<CounterKey, Budget> = HashMap::new();
+    let mut now = NEW_YEAR;
+    for step in 0..400 {
+        now = now.plus(Nanos(Nanos::MILLI.0 * rng.u64(..5)));
+        let call = random_call(&mut rng, name);
+        let reply = RUNTIME.block_on(store.call_budgets(now, &call).wait()).unwrap();
+        let keys = || call.budgets.iter().map(|part| &part.key);
+        let mut budgets: Vec<Budget> =
+            keys().map(|key| model.remove(key).unwrap_or_default()).collect();
+        let wanted = call.apply(&mut budgets, reply.now);
+        assert_eq!(reply, wanted, "step {step} of seed {seed} at {name}: {call:?}");
+        model.extend(keys().cloned().zip(budgets));
+    }
+}
+
+#[test]
+fn budgets_of_every_store_match_the_kernel() {
+    for seed in 0..5 {
+        let memory = MemoryStore::new(1_000, WhenFull::Deny, [7; 16]);
+        compare_with_the_kernel(&memory, "memory", seed);
+    }
+}
