@@ -13,13 +13,14 @@ use sluicegate::store::{BudgetStore, Placement};
 
 use super::{NEW_YEAR, RUNTIME};
 
-const ACTIONS: [BudgetAction; 8] = [
+const ACTIONS: [BudgetAction; 9] = [
     BudgetAction::Reserve,
     BudgetAction::Reserve,
     BudgetAction::Reserve,
     BudgetAction::Settle,
     BudgetAction::Cancel,
     BudgetAction::Renew,
+    BudgetAction::Charge,
     BudgetAction::TopUp,
     BudgetAction::Read,
 ];

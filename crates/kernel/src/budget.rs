@@ -215,6 +215,21 @@ impl Budget {
         self.end(id, Some(actual), terms, now)
     }
 
+    /// Charges an amount without a hold, also above the budget's amount. Returns `false` if nothing was
+    /// free before, and the budget enforces.
+    pub fn charge(&mut self, terms: &BudgetTerms, amount: Amount, now: Nanos) -> bool {
+        self.advance(terms, now);
+        let is_allowed = !terms.is_enforced || Amount(0) < self.free(terms);
+        if Amount(0) < amount {
+            self.change_usage(self.start, |usage| {
+                usage.settled = usage.settled.plus(amount);
+                usage.requests = usage.requests.saturating_add(1);
+                usage.excess = usage.excess.plus(amount);
+            });
+        }
+        is_allowed
+    }
+
     /// Ends a hold without a charge.
     pub fn cancel(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> EndedHold {
         self.advance(terms, now);

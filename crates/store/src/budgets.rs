@@ -35,7 +35,7 @@ pub trait BudgetStore: Send + Sync {
 /// A call to the budgets of one check.
 #[derive(Clone, Debug)]
 pub struct BudgetCall {
-    /// The request, or the top-up. Not used to read.
+    /// The request, or the top-up. Not used to charge and to read.
     pub id: HoldId,
     /// What to do with all budgets.
     pub action: BudgetAction,
@@ -54,6 +54,8 @@ pub enum BudgetAction {
     Cancel,
     /// Extends the holds by the time limit.
     Renew,
+    /// Charges the amounts without holds; an amount of 0 changes nothing. Has no id.
+    Charge,
     /// Adds the amounts to prepaid budgets.
     TopUp,
     /// Reads the amounts, and the usage of the last periods.
@@ -69,7 +71,7 @@ pub struct BudgetPart {
     pub placement: Placement,
     /// The rule of the budget.
     pub terms: BudgetTerms,
-    /// The amount to reserve, to settle or to add; otherwise 0.
+    /// The amount to reserve, to settle, to charge or to add; otherwise 0.
     pub amount: Amount,
 }
 
@@ -91,7 +93,8 @@ pub enum BudgetOutcome {
     Reserved(Reserved),
     /// The results of a settle or a cancel.
     Ended(SmallVec<[EndedHold; 2]>),
-    /// `true` for each hold that was open and is renewed, or for each top-up that was not made before.
+    /// Renew: `true` for each hold that was open. Charge: `false` for each budget that denies,
+    /// because nothing was free before. Top-up: `false` for each one that was made before.
     Changed(SmallVec<[bool; 2]>),
     /// The usage of the last periods of each budget.
     Read(Vec<Vec<PeriodUsage>>),
@@ -111,6 +114,9 @@ impl BudgetCall {
             ),
             BudgetAction::Renew => BudgetOutcome::Changed(
                 self.for_each(budgets, |budget, part| budget.renew(&part.terms, id, now)),
+            ),
+            BudgetAction::Charge => BudgetOutcome::Changed(
+                self.for_each(budgets, |budget, part| budget.charge(&part.terms, part.amount, now)),
             ),
             BudgetAction::TopUp => {
                 BudgetOutcome::Changed(self.for_each(budgets, |budget, part| {

@@ -399,6 +399,19 @@ fn a_prepaid_budget_spends_its_top_ups_once() {
     assert_eq!((view.credit, view.usage.settled, view.end), (Amount(100), Amount(130), None));
 }
 
+#[test]
+fn a_charge_without_a_hold_is_never_lost() {
+    let (terms, now) = (terms(1, OnExpiry::Charge), Nanos::from_secs(300_000));
+    let mut budget = Budget::default();
+    assert_eq!(reserve(&mut budget, &terms, 1, 150, now), Reserved::Held);
+    for (amount, is_allowed) in [(0, true), (60, true), (0, false), (7, false)] {
+        assert_eq!(budget.charge(&terms, Amount(amount), now), is_allowed);
+    }
+    let usage = budget.usage();
+    assert_eq!((usage.settled, usage.requests, usage.excess), (Amount(67), 2, Amount(67)));
+    assert!(budget.charge(&BudgetTerms { is_enforced: false, ..terms }, Amount(1), now));
+}
+
 proptest! {
     /// A store may keep a budget without the ids that ended, and these ids elsewhere.
     #[test]
