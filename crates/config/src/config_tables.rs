@@ -3,6 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use crate::budget::BudgetRule;
 use crate::concurrency::ConcurrencyLimit;
 use crate::table_column::TableColumn;
 use crate::table_limits::{SetAmount, TableLimits};
@@ -20,7 +21,8 @@ impl Config {
 
     /// Returns the limits for these versions of the tables, with amounts that operators set.
     pub(crate) fn limits_with(&self, tables: Arc<[Arc<Table>]>, set: &[SetAmount]) -> TableLimits {
-        self.tables.with_tables((self.rates_of_tables(), self.permits_of_tables()), tables, set)
+        let limits = (self.rates_of_tables(), self.permits_of_tables(), self.budgets_of_tables());
+        self.tables.with_tables(limits, tables, set)
     }
 
     /// Returns the rate limits that read tables, with their columns.
@@ -34,6 +36,12 @@ impl Config {
         let trees = self.domains.values().map(|domain| &domain.tree);
         let limits = trees.flat_map(DescriptorTree::concurrency_limits);
         limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))
+    }
+
+    fn budgets_of_tables(&self) -> impl Iterator<Item = (&BudgetRule, &TableColumn)> {
+        let trees = self.domains.values().map(|domain| &domain.tree);
+        let budgets = trees.flat_map(DescriptorTree::budgets);
+        budgets.filter_map(|budget| Some((budget, budget.from.as_deref()?)))
     }
 
     /// Returns an error if a limit that reads this column of a table cannot count `number`.
@@ -65,6 +73,8 @@ impl Config {
             let columns = rule.limits.iter().filter_map(|limit| limit.from.as_deref());
             columns.map(|column| (column, &*rule.location))
         });
-        rates.chain(self.permits_of_tables().map(|(limit, column)| (column, &*limit.location)))
+        let permits = self.permits_of_tables().map(|(limit, column)| (column, &*limit.location));
+        let budgets = self.budgets_of_tables().map(|(budget, column)| (column, &*budget.location));
+        rates.chain(permits).chain(budgets)
     }
 }

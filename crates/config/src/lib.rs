@@ -9,6 +9,7 @@
 //! - Counting hits (see `store`).
 
 pub mod action;
+pub mod budget;
 pub mod calendar;
 pub mod concurrency;
 mod config_tables;
@@ -20,6 +21,7 @@ pub mod explain;
 mod lint;
 mod load;
 pub mod manifest;
+pub mod prices;
 pub mod raw;
 pub mod resolve;
 mod rule;
@@ -49,6 +51,7 @@ use fnv::FnvBuildHasher;
 use crate::kernel::units::Revision;
 pub use crate::kernel::units::Unit;
 use action::{Action, ActionEffect, ActionTarget, ForcedDecision};
+use budget::UsageRules;
 pub use calendar::Calendar;
 use table_limits::{SetAmount, TableLimits};
 use tree::DescriptorTree;
@@ -77,6 +80,8 @@ pub struct Domain {
     /// The fallback for a limit that the request itself carries, if the domain has no rule for the
     /// descriptor.
     pub on_store_failure: FallbackMode,
+    /// How the requests of the domain use budgets (block `usage`).
+    pub usage: UsageRules,
     /// The rules of the domain, as a descriptor tree.
     pub tree: DescriptorTree,
 }
@@ -89,11 +94,13 @@ pub struct Domain {
 pub const NON_FINITE_PREFIX: char = '\u{fdd0}';
 
 impl Config {
-    /// Returns `true` if any rule has a rate limit or a concurrency limit.
+    /// Returns `true` if any rule has a rate limit, a concurrency limit or a budget.
     #[must_use]
     pub fn has_limits(&self) -> bool {
         let trees = || self.domains.values().map(|domain| &domain.tree);
-        trees().any(|tree| tree.rules().len() != 0 || tree.concurrency_limits().len() != 0)
+        trees().any(|tree| {
+            tree.rules().len() + tree.concurrency_limits().len() + tree.budgets().len() != 0
+        })
     }
 
     /// Returns a copy of this configuration with these actions of an operator. Cost: a copy of all

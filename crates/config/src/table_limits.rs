@@ -19,7 +19,9 @@ use std::sync::Arc;
 use fnv::FnvHasher;
 use sluicegate_tables::{Amount, ColumnNumber, Lookup, Table};
 
+use crate::budget::BudgetRule;
 use crate::concurrency::ConcurrencyLimit;
+use crate::kernel::budget::Amount as BudgetAmount;
 use crate::kernel::lease::Overshoot;
 use crate::kernel::lease::sizer::{self, LeaseSizing};
 use crate::kernel::proxy_rule::TableRow;
@@ -49,6 +51,7 @@ pub struct TableLimits {
     pub(crate) tables: Arc<[Arc<Table>]>,
     rates: Vec<Slot<Limit>>,
     permits: Vec<Slot<ConcurrencyLimit>>,
+    budgets: Vec<Slot<BudgetAmount>>,
     /// The amounts that operators set.
     set: Arc<[SetAmount]>,
     version: u32,
@@ -156,15 +159,17 @@ impl TableLimits {
     /// set. The first argument has all limits of the configuration that read tables.
     pub(crate) fn with_tables<'d>(
         &self,
-        (read_by_rates, read_by_permits): (
+        (read_by_rates, read_by_permits, read_by_budgets): (
             impl Iterator<Item = (&'d Limit, &'d TableColumn)>,
             impl Iterator<Item = (&'d ConcurrencyLimit, &'d TableColumn)>,
+            impl Iterator<Item = (&'d BudgetRule, &'d TableColumn)>,
         ),
         tables: Arc<[Arc<Table>]>,
         set: &[SetAmount],
     ) -> Self {
         let sources = (&*tables, set);
         let (mut rates, mut permits) = (self.rates.clone(), self.permits.clone());
+        let mut budgets = self.budgets.clone();
         for (limit, column) in read_by_rates {
             let resize = |number: NonZeroU32| rate_limit_for(limit, column, number);
             renew(&mut rates, column, sources, (resize, None));
@@ -173,8 +178,13 @@ impl TableLimits {
             let resize = |number: NonZeroU32| Some(limit.resized(number.get()));
             renew(&mut permits, column, sources, (resize, Some(limit.blocked())));
         }
+        for (budget, column) in read_by_budgets {
+            let amount = |number: u64| BudgetAmount(number.saturating_mul(budget.unit.scale()));
+            let resize = |number: NonZeroU32| Some(amount(number.get().into()));
+            renew(&mut budgets, column, sources, (resize, Some(amount(0))));
+        }
         let (set, version) = (set.into(), self.version.wrapping_add(1));
-        Self { tables, rates, permits, set, version }
+        Self { tables, rates, permits, budgets, set, version }
     }
 
     /// The number of this set of tables. Grows with each change.
@@ -245,6 +255,18 @@ impl TableLimits {
         now: Nanos,
     ) -> FromTable<'_, ConcurrencyLimit> {
         let slot = self.permits.get(column.slot as usize);
+        slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now))
+    }
+
+    /// Returns the amount of the budget of an id at the instant `now`.
+    #[must_use]
+    pub fn budget(
+        &self,
+        column: &TableColumn,
+        id: &str,
+        now: Nanos,
+    ) -> FromTable<'_, BudgetAmount> {
+        let slot = self.budgets.get(column.slot as usize);
         slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now))
     }
 

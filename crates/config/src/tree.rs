@@ -27,6 +27,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::action::{ActionEffect, ForcedDecision};
+use super::budget::BudgetRule;
 use super::concurrency::ConcurrencyLimit;
 use super::rule::{Rule, RuleNumber};
 use crate::kernel::units::Nanos;
@@ -60,6 +61,8 @@ pub struct DescriptorTree {
     /// The concurrency limits, sorted by node. They are not in [`DescriptorNode`], because few
     /// nodes have one and a node already fills a cache line.
     concurrency_limits: Vec<(NodeId, ConcurrencyLimit)>,
+    /// The budgets, sorted by node.
+    budgets: Vec<(NodeId, BudgetRule)>,
 }
 
 /// The rule that a descriptor matches, and the texts that replace values of the descriptor in the
@@ -85,6 +88,20 @@ pub struct ConcurrencyMatch<'t> {
     pub shared: SharedValues<'t>,
 }
 
+/// A budget of a descriptor, and the texts that replace values of the descriptor in its key.
+#[derive(Debug)]
+pub struct BudgetMatch<'t> {
+    /// The budget.
+    pub rule: &'t BudgetRule,
+    /// The number of entries in the budget's key: the first ones of the descriptor.
+    pub entries: usize,
+    /// The texts that replace values of the request in the key, as in [`RuleMatch::shared`].
+    pub shared: SharedValues<'t>,
+}
+
+/// The budgets of a descriptor, from the first entry to the last.
+pub type BudgetMatches<'t> = SmallVec<[BudgetMatch<'t>; 2]>;
+
 /// Positions of entries in a descriptor (from 0, ascending), each with the text that replaces the
 /// value of the request: a borrowed pattern, or an owned text with the hash of a long value.
 pub type SharedValues<'t> = SmallVec<[(usize, Cow<'t, str>); INLINE_SHARED_VALUES]>;
@@ -94,6 +111,7 @@ pub type SharedValues<'t> = SmallVec<[(usize, Cow<'t, str>); INLINE_SHARED_VALUE
 pub(super) struct ColumnCounts {
     rates: u32,
     permits: u32,
+    budgets: u32,
 }
 
 /// The keys and values of a counter key.
@@ -120,6 +138,12 @@ impl DescriptorTree {
         self.concurrency_limits.iter().map(|(_, limit)| limit)
     }
 
+    /// Returns all budgets of the domain. Those of parents come before those of children.
+    #[must_use]
+    pub fn budgets(&self) -> impl ExactSizeIterator<Item = &BudgetRule> {
+        self.budgets.iter().map(|(_, budget)| budget)
+    }
+
     /// Returns all rules of the domain. Those of parents come before those of children.
     #[must_use]
     pub fn rules(&self) -> impl ExactSizeIterator<Item = &Rule> {
@@ -135,6 +159,7 @@ impl DescriptorTree {
             limit.has_rate_limit = rule.is_some();
             limit.number = rule.map_or_else(&mut take, |rule| rule.number);
         }
+        self.budgets.iter_mut().for_each(|(_, budget)| budget.number = take());
     }
 
     /// Numbers the limits that read tables, starting with `next`.
@@ -147,6 +172,10 @@ impl DescriptorTree {
         let limits = self.concurrency_limits.iter_mut();
         for column in limits.filter_map(|(_, limit)| limit.from.as_mut()) {
             column.slot = take(&mut next.permits);
+        }
+        let budgets = self.budgets.iter_mut();
+        for column in budgets.filter_map(|(_, budget)| budget.from.as_mut()) {
+            column.slot = take(&mut next.budgets);
         }
     }
 
@@ -217,6 +246,11 @@ impl DescriptorTree {
     pub(crate) fn concurrency_limit_of(&self, node: NodeId) -> Option<&ConcurrencyLimit> {
         let at = self.concurrency_limits.binary_search_by_key(&node, |(node, _)| *node).ok()?;
         self.concurrency_limits.get(at).map(|(_, limit)| limit)
+    }
+
+    pub(crate) fn budget_of(&self, node: NodeId) -> Option<&BudgetRule> {
+        let at = self.budgets.binary_search_by_key(&node, |(node, _)| *node).ok()?;
+        self.budgets.get(at).map(|(_, budget)| budget)
     }
 
     /// Returns the node's name: `key` or `key_value`.

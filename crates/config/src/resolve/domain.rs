@@ -15,6 +15,7 @@ use super::domain_files::DomainFiles;
 use super::findings::{FileFindings, FileSpan};
 use super::keyword_reader::KeywordReader;
 use super::keywords;
+use crate::budget::UsageRules;
 use crate::diagnostic::{Code, SourceText, Span};
 use crate::lint::{ChargeSettings, DomainLint};
 use crate::raw::{Descriptor, File};
@@ -86,6 +87,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             charge: policy,
             colocate: colocate.map(|(key, _)| key),
             on_store_failure: self.defaults.on_store_failure,
+            usage: UsageRules::default(),
             tree,
         }
     }

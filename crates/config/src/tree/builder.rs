@@ -18,6 +18,7 @@ use super::networks::{CountedNetwork, NetworkTable};
 use super::node::{DescriptorNode, NameSpan, NodeFlags, NodeId, RuleId, name_hash};
 use super::table::{LookupTarget, NameTable};
 
+use crate::budget::BudgetRule;
 use crate::concurrency::ConcurrencyLimit;
 use crate::rule::Rule;
 
@@ -71,6 +72,7 @@ impl TreeBuilder {
             rules: Vec::new(),
             rule_nodes: Vec::new(),
             concurrency_limits: Vec::new(),
+            budgets: Vec::new(),
         };
         Self { tree, nodes_by_name: HashTable::new(), wildcards: Vec::new() }
     }
@@ -189,6 +191,10 @@ impl TreeBuilder {
         self.tree.concurrency_limits.push((node, limit));
     }
 
+    pub(crate) fn set_budget(&mut self, node: NodeId, budget: BudgetRule) {
+        self.tree.budgets.push((node, budget));
+    }
+
     /// Returns the full path of a node: the domain and the names from the first level to `node`,
     /// joined by dots.
     pub(crate) fn path(&self, domain: &str, mut node: NodeId) -> String {
@@ -219,6 +225,7 @@ impl TreeBuilder {
     pub(crate) fn finish(mut self) -> DescriptorTree {
         self.wildcards.sort_by_key(|&(level, _)| level);
         self.tree.concurrency_limits.sort_by_key(|&(node, _)| node);
+        self.tree.budgets.sort_by_key(|&(node, _)| node);
         for run in self.wildcards.chunk_by(|a, b| a.0 == b.0) {
             let start = self.tree.wildcards.len();
             self.tree.wildcards.extend(run.iter().map(|&(_, node)| node));
@@ -246,13 +253,14 @@ impl TreeBuilder {
     }
 }
 
-/// Returns the lookup target of a node: only its rule if it has no children, concurrency limit or
-/// flags; otherwise the node.
+/// Returns the lookup target of a node: only its rule if it has no children, concurrency limit,
+/// budget or flags; otherwise the node.
 fn target_of(tree: &DescriptorTree, id: NodeId) -> LookupTarget {
     let node = tree.node(id);
     let is_plain = !node.has_children()
         && node.flags == NodeFlags::default()
-        && tree.concurrency_limit_of(id).is_none();
+        && tree.concurrency_limit_of(id).is_none()
+        && tree.budget_of(id).is_none();
     node.rule.filter(|_| is_plain).map_or(LookupTarget::of_node(id), LookupTarget::of_rule)
 }
 

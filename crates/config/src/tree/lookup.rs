@@ -1,10 +1,10 @@
-//! Looks up the rule or the concurrency limit that a descriptor matches.
+//! Looks up the rule, the concurrency limit and the budgets that a descriptor matches.
 //!
 //! Guarantees:
 //! - Each entry selects, in this order: exact `key_value`, longest network that contains the
 //!   address, first matching pattern in file order, bare `key`.
 //! - A lookup never goes back to a parent. It matches only if the last entry reaches a node with a
-//!   limit.
+//!   limit. A budget matches also if further entries follow.
 //! - A lookup allocates no memory, up to [`INLINE_SHARED_VALUES`](super::INLINE_SHARED_VALUES) shared values.
 //! - The cost of a lookup does not depend on the number of nodes.
 //! - Patterns are compared only if the level has no node with the exact `key_value`.
@@ -15,7 +15,10 @@ use std::hash::Hasher as _;
 use super::node::{DescriptorNode, NodeId, exact_hash, key_hasher};
 use super::pattern::{self, CompositeKey};
 use super::table::LookupTarget;
-use super::{ConcurrencyMatch, DescriptorTree, MatchKind, RuleMatch, SharedValues};
+use super::{
+    BudgetMatch, BudgetMatches, ConcurrencyMatch, DescriptorTree, MatchKind, RuleMatch,
+    SharedValues,
+};
 use crate::Rule;
 
 impl DescriptorTree {
@@ -56,6 +59,31 @@ impl DescriptorTree {
         let mut shared = SharedValues::new();
         let goal = self.find_target(entries, &mut shared)?;
         self.concurrency_limit_of(goal.node()?).map(|limit| ConcurrencyMatch { limit, shared })
+    }
+
+    /// Returns the budgets of a descriptor: those of all rules that its entries match one after the
+    /// other, also if a later entry matches no rule.
+    #[must_use]
+    pub fn lookup_budgets(&self, entries: &[(&str, &str)]) -> BudgetMatches<'_> {
+        let mut budgets = BudgetMatches::new();
+        if self.budgets.is_empty() {
+            return budgets;
+        }
+        let (mut level, mut shared) = (self.root(), SharedValues::new());
+        for (position, &(key, value)) in entries.iter().enumerate() {
+            let Some((goal, how)) = self.match_entry(level, key, value) else { break };
+            if let Some(text) = self.replacement(level, (key, value), (goal, how)) {
+                shared.push((position, text));
+            }
+            // A node that is only a rule has neither a budget nor children.
+            let Some(node) = self.node_at(goal) else { break };
+            if let Some(rule) = self.budget_of(node.id) {
+                let (entries, shared) = (position + 1, shared.clone());
+                budgets.push(BudgetMatch { rule, entries, shared });
+            }
+            level = node;
+        }
+        budgets
     }
 
     /// Returns the node or rule that the last entry of a descriptor matches.
