@@ -13,11 +13,12 @@ use sluicegate::store::{BudgetStore, Placement};
 
 use super::{NEW_YEAR, RUNTIME};
 
-const ACTIONS: [BudgetAction; 9] = [
+const ACTIONS: [BudgetAction; 10] = [
     BudgetAction::Reserve,
     BudgetAction::Reserve,
     BudgetAction::Reserve,
     BudgetAction::Settle,
+    BudgetAction::SettleHeld,
     BudgetAction::Cancel,
     BudgetAction::Renew,
     BudgetAction::Charge,

@@ -136,6 +136,15 @@ enum State {
     Final,
 }
 
+/// The charge with which a hold ends.
+#[derive(Clone, Copy, Debug)]
+enum FinalCharge {
+    Actual(Amount),
+    /// The amount that counts for the id: held, or charged by the expiry.
+    Held,
+    Nothing,
+}
+
 /// Takes a hold in each budget, or in none. An open hold of this id stays as it is.
 pub fn reserve_all(holds: &mut [Hold<'_>], id: HoldId, now: Nanos) -> Reserved {
     for Hold { budget, terms, .. } in &mut *holds {
@@ -212,7 +221,14 @@ impl Budget {
         now: Nanos,
     ) -> EndedHold {
         self.advance(terms, now);
-        self.end(id, Some(actual), terms, now)
+        self.end(id, FinalCharge::Actual(actual), terms, now)
+    }
+
+    /// Ends a hold with the amount that counts for it, because the actual amount is unknown. Without
+    /// a hold, charges nothing.
+    pub fn settle_held(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> EndedHold {
+        self.advance(terms, now);
+        self.end(id, FinalCharge::Held, terms, now)
     }
 
     /// Charges an amount without a hold, also above the budget's amount. Returns `false` if nothing was
@@ -233,7 +249,7 @@ impl Budget {
     /// Ends a hold without a charge.
     pub fn cancel(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> EndedHold {
         self.advance(terms, now);
-        self.end(id, None, terms, now)
+        self.end(id, FinalCharge::Nothing, terms, now)
     }
 
     /// Extends an open hold by the time limit. Returns `false` if no hold with this id is open.
@@ -322,11 +338,11 @@ impl Budget {
         self.insert(id, Entry { state: State::Expired, amount: charged, until, ..entry });
     }
 
-    /// Ends the hold of `id` with this charge; `None` cancels it.
+    /// Ends the hold of `id` with this charge.
     fn end(
         &mut self,
         id: HoldId,
-        actual: Option<Amount>,
+        charge: FinalCharge,
         terms: &BudgetTerms,
         now: Nanos,
     ) -> EndedHold {
@@ -345,11 +361,15 @@ impl Budget {
             self.release(&open);
         }
         let charged = if ended == Ended::AfterExpiry { before } else { Amount(0) };
-        let after = actual.unwrap_or_default();
-        if charged != after || actual.is_some() {
+        let (after, is_settle) = match charge {
+            FinalCharge::Actual(actual) => (actual, true),
+            FinalCharge::Held => (before, ended != Ended::Unknown),
+            FinalCharge::Nothing => (Amount(0), false),
+        };
+        if charged != after || is_settle {
             self.change_usage(period, |usage| {
                 usage.settled = usage.settled.less(charged).plus(after);
-                usage.requests = usage.requests.saturating_add(u64::from(actual.is_some()));
+                usage.requests = usage.requests.saturating_add(u64::from(is_settle));
                 usage.excess = usage.excess.plus(after.less(before));
             });
         }

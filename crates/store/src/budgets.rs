@@ -50,6 +50,8 @@ pub enum BudgetAction {
     Reserve,
     /// Ends the holds with the actual amounts.
     Settle,
+    /// Ends the holds with the held amounts, because the actual ones are unknown.
+    SettleHeld,
     /// Ends the holds without a charge.
     Cancel,
     /// Extends the holds by the time limit.
@@ -91,7 +93,7 @@ pub struct BudgetReply {
 pub enum BudgetOutcome {
     /// The result of a reserve.
     Reserved(Reserved),
-    /// The results of a settle or a cancel.
+    /// The results of a settle, of either kind, or a cancel.
     Ended(SmallVec<[EndedHold; 2]>),
     /// Renew: `true` for each hold that was open. Charge: `false` for each budget that denies,
     /// because nothing was free before. Top-up: `false` for each one that was made before.
@@ -109,6 +111,9 @@ impl BudgetCall {
             BudgetAction::Settle => BudgetOutcome::Ended(self.for_each(budgets, |budget, part| {
                 budget.settle(&part.terms, id, part.amount, now)
             })),
+            BudgetAction::SettleHeld => BudgetOutcome::Ended(
+                self.for_each(budgets, |budget, part| budget.settle_held(&part.terms, id, now)),
+            ),
             BudgetAction::Cancel => BudgetOutcome::Ended(
                 self.for_each(budgets, |budget, part| budget.cancel(&part.terms, id, now)),
             ),

@@ -38,8 +38,17 @@ fn terms(index: usize, on_expiry: OnExpiry) -> BudgetTerms {
 enum Step {
     Reserve(u64, u64),
     Settle(u64, u64),
+    SettleHeld(u64),
     Cancel(u64),
     Renew(u64),
+}
+
+/// The charge with which a request ends.
+#[derive(Clone, Copy, Debug)]
+enum Charge {
+    Actual(u64),
+    Held,
+    Nothing,
 }
 
 fn step() -> impl Strategy<Value = (u64, Step)> {
@@ -47,6 +56,7 @@ fn step() -> impl Strategy<Value = (u64, Step)> {
     let step = prop_oneof![
         4 => (id(), 0..60_u64).prop_map(|(id, amount)| Step::Reserve(id, amount)),
         3 => (id(), 0..60_u64).prop_map(|(id, amount)| Step::Settle(id, amount)),
+        1 => id().prop_map(Step::SettleHeld),
         1 => id().prop_map(Step::Cancel),
         1 => id().prop_map(Step::Renew),
     ];
@@ -141,18 +151,18 @@ impl History {
         amount.saturating_sub(spent).saturating_sub(self.held(index, now))
     }
 
-    /// Applies an end; `None` is a cancel. Returns what the budgets should say.
-    fn end(
-        &mut self,
-        id: u64,
-        actual: Option<u64>,
-        now: Nanos,
-        on_expiry: OnExpiry,
-    ) -> (Ended, u64) {
-        let (charged, is_settle) = (actual.unwrap_or_default(), actual.is_some());
-        let end = |counted| Some(End { at: now, charged, counted, is_settle });
+    /// Applies an end. Returns what the budgets should say.
+    fn end(&mut self, id: u64, charge: Charge, now: Nanos, on_expiry: OnExpiry) -> (Ended, u64) {
+        let end = |counted, is_known| {
+            let (charged, is_settle) = match charge {
+                Charge::Actual(amount) => (amount, true),
+                Charge::Held => (counted, is_known),
+                Charge::Nothing => (0, false),
+            };
+            Some(End { at: now, charged, counted, is_settle })
+        };
         let Some(request) = self.known(id, now) else {
-            let (reserved_at, renewed_at, ended) = (now, now, end(0));
+            let (reserved_at, renewed_at, ended) = (now, now, end(0, false));
             self.requests.push(Request { id, reserved_at, amount: 0, renewed_at, ended });
             return (Ended::Unknown, 0);
         };
@@ -161,7 +171,7 @@ impl History {
         }
         let is_open = request.is_open(now);
         let counted = if is_open { request.amount } else { request.charge(now, on_expiry) };
-        request.ended = end(counted);
+        request.ended = end(counted, true);
         (if is_open { Ended::Now } else { Ended::AfterExpiry }, counted)
     }
 }
@@ -192,12 +202,14 @@ impl Checked {
         reserve_all(&mut holds, HoldId(1, id), self.now)
     }
 
-    fn end(&mut self, id: u64, actual: Option<u64>) -> [EndedHold; 2] {
+    fn end(&mut self, id: u64, charge: Charge) -> [EndedHold; 2] {
         [0, 1].map(|index| {
             let (budget, terms) = (&mut self.budgets[index], &self.terms[index]);
-            match actual {
-                Some(actual) => budget.settle(terms, HoldId(1, id), Amount(actual), self.now),
-                None => budget.cancel(terms, HoldId(1, id), self.now),
+            let (id, now) = (HoldId(1, id), self.now);
+            match charge {
+                Charge::Actual(amount) => budget.settle(terms, id, Amount(amount), now),
+                Charge::Held => budget.settle_held(terms, id, now),
+                Charge::Nothing => budget.cancel(terms, id, now),
             }
         })
     }
@@ -215,8 +227,9 @@ impl Checked {
                     None => self.compare_new_hold((id, amount), free, reserved),
                 }
             }
-            Step::Settle(id, actual) => self.compare_end(id, Some(actual)),
-            Step::Cancel(id) => self.compare_end(id, None),
+            Step::Settle(id, actual) => self.compare_end(id, Charge::Actual(actual)),
+            Step::SettleHeld(id) => self.compare_end(id, Charge::Held),
+            Step::Cancel(id) => self.compare_end(id, Charge::Nothing),
             Step::Renew(id) => {
                 let known = self.history.known(id, now).filter(|request| request.is_open(now));
                 let want = known.map(|request| request.renewed_at = now).is_some();
@@ -239,10 +252,10 @@ impl Checked {
         self.history.requests.push(Request { id, reserved_at, amount, renewed_at, ended });
     }
 
-    fn compare_end(&mut self, id: u64, actual: Option<u64>) {
+    fn compare_end(&mut self, id: u64, charge: Charge) {
         let on_expiry = self.terms[0].on_expiry;
-        let (ended, counted) = self.history.end(id, actual, self.now, on_expiry);
-        assert_eq!(self.end(id, actual), [EndedHold { ended, counted: Amount(counted) }; 2]);
+        let (ended, counted) = self.history.end(id, charge, self.now, on_expiry);
+        assert_eq!(self.end(id, charge), [EndedHold { ended, counted: Amount(counted) }; 2]);
     }
 
     /// Compares all amounts with the history.
@@ -282,8 +295,9 @@ proptest! {
             let before = checked.budgets.clone();
             match step {
                 Step::Reserve(id, amount) => drop(checked.reserve(id, amount)),
-                Step::Settle(id, actual) => drop(checked.end(id, Some(actual))),
-                Step::Cancel(id) => drop(checked.end(id, None)),
+                Step::Settle(id, actual) => drop(checked.end(id, Charge::Actual(actual))),
+                Step::SettleHeld(id) => drop(checked.end(id, Charge::Held)),
+                Step::Cancel(id) => drop(checked.end(id, Charge::Nothing)),
                 Step::Renew(_) => {}
             }
             prop_assert_eq!(&checked.budgets, &before);
@@ -308,10 +322,10 @@ proptest! {
                     let known_since = Nanos(checked.now.0 - 2 * LIMIT.0);
                     estimates.retain(|_, (_, at)| known_since < *at);
                     if let Some((id, (estimate, _))) = estimates.pop_first() {
-                        checked.end(id, Some(actual.min(estimate)));
+                        checked.end(id, Charge::Actual(actual.min(estimate)));
                     }
                 }
-                Step::Cancel(_) | Step::Renew(_) => {}
+                Step::SettleHeld(_) | Step::Cancel(_) | Step::Renew(_) => {}
             }
             for (index, budget) in checked.budgets.iter().enumerate() {
                 let used = budget.usage().settled.0 + budget.held().0;
