@@ -23,7 +23,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use crate::config::settings::{DeniedBy, ResponseHeaders, Settings};
-use crate::engine::{ConcurrencyRejection, Decision};
+use crate::engine::{Decision, Rejection};
 use crate::kernel::decision::{AppliedLimit, DescriptorDecision};
 use crate::kernel::units::Nanos;
 
@@ -131,7 +131,7 @@ impl RateLimitHeaders {
 
     /// Returns [`DENIED_BY`] of a rejection by a concurrency limit.
     #[must_use]
-    pub fn for_rejection(&self, rejection: &ConcurrencyRejection) -> Option<HeaderPair<'static>> {
+    pub fn for_rejection(&self, rejection: &Rejection) -> Option<HeaderPair<'static>> {
         self.denied_by.then(|| (DENIED_BY, VisibleAscii(&rejection.path).to_string()))
     }
 }

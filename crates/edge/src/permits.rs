@@ -1,4 +1,4 @@
-//! The one path on which the requests of all protocols acquire permits.
+//! The one path on which the requests of all protocols acquire permits and use budgets.
 //!
 //! Guarantees:
 //! - All protocols count and time their calls in the same way.
@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use super::ReplyOptions;
 use super::grpc::convert;
 use super::{check_error_outcome, verdict_outcome};
+use crate::engine::budgets::{BudgetUse, Reserve};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, validate_id};
 use crate::kernel::decision::Check;
@@ -48,12 +49,30 @@ pub(crate) enum Holder<'h> {
         id: &'h str,
         /// The indexes of the descriptors that need permits; `None`: all.
         covered: Option<&'h [usize]>,
+        /// The reserve of the request, if it has one.
+        reserve: Option<ReservedPart<'h>>,
     },
     /// The caller, until it drops them. They have no deadline, because it always detects the end of
     /// the request.
     Caller,
     /// The caller, until it drops them. Without a renewal, they expire after `max_duration`.
     CallerWithDeadline,
+}
+
+impl<'h> Holder<'h> {
+    /// Creates the holder of a request whose descriptors all need permits.
+    pub(crate) const fn of_id(id: &'h str) -> Self {
+        Self::Id { id, covered: None, reserve: None }
+    }
+}
+
+/// The reserve of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReservedPart<'h> {
+    /// The indexes of the descriptors whose budgets are reserved; at least one.
+    pub(crate) budgets: &'h [usize],
+    /// The largest number of tokens that the request may use, if the proxy knows it.
+    pub(crate) tokens: Option<u64>,
 }
 
 impl<'e> Permits<'e> {
@@ -75,20 +94,39 @@ impl<'e> Permits<'e> {
         let check = self.to_check(request);
         let check = check.inspect_err(|_| self.record_without_permits(holder))?;
         match holder {
-            Holder::Nobody => {
-                let decision = self.engine.decide_within(&check, timeout).await?;
-                Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()))
-            }
-            Holder::Id { id, covered } => {
-                let first = covered.and_then(<[_]>::first).copied().unwrap_or_default();
-                validate_id(id).map_err(|why| CheckError::BadId { descriptor: first, why })?;
-                let covered = covered.map(|covered| covered_part(&check, covered));
-                let covered = covered.as_ref().unwrap_or(&check);
-                self.engine.acquire((id, first), covered, &check, timeout).await
+            Holder::Nobody => self.engine.decide_and_charge(&check, timeout).await,
+            Holder::Id { id, covered, reserve } => {
+                self.acquire_by_id(id, (covered, reserve), &check, timeout).await
             }
             Holder::Caller => self.engine.admit(&check, timeout).await,
             Holder::CallerWithDeadline => self.engine.admit_with_deadline(&check, timeout).await,
         }
+    }
+
+    async fn acquire_by_id(
+        self,
+        id: &str,
+        (permits, reserve): (Option<&[usize]>, Option<ReservedPart<'_>>),
+        check: &Check<'_>,
+        timeout: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        let indexes = permits.filter(|permits| !permits.is_empty());
+        let indexes = indexes.or(reserve.map(|reserve| reserve.budgets));
+        let descriptor = indexes.and_then(<[_]>::first).copied().unwrap_or_default();
+        validate_id(id).map_err(|why| CheckError::BadId { descriptor, why })?;
+        let needs_permits = permits.is_none_or(|permits| !permits.is_empty());
+        let covered = permits.map(|permits| covered_part(check, permits));
+        let covered = covered.as_ref().unwrap_or(check);
+        let Some(ReservedPart { budgets, tokens }) = reserve else {
+            return self.engine.acquire((id, descriptor), covered, check, timeout).await;
+        };
+        let reserved = covered_part(check, budgets);
+        let reserve = Reserve { id, descriptor, covered: &reserved, tokens };
+        if !needs_permits {
+            return self.engine.admit_reserved(reserve, check, timeout).await;
+        }
+        let uses = (covered, BudgetUse::Reserve(reserve));
+        self.engine.acquire_and_use((id, descriptor), uses, check, timeout).await
     }
 
     /// Records that a request with an id has no permits.
@@ -153,7 +191,7 @@ pub(crate) const fn outcome_of_admission(admitted: &AdmissionOutcome) -> EdgeOut
     }
 }
 
-fn covered_part<'c>(check: &Check<'c>, covered: &[usize]) -> Check<'c> {
+pub(crate) fn covered_part<'c>(check: &Check<'c>, covered: &[usize]) -> Check<'c> {
     let descriptors = covered.iter().filter_map(|&index| check.descriptors.get(index).cloned());
     Check { domain: check.domain, descriptors: descriptors.collect() }
 }

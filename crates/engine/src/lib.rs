@@ -14,6 +14,7 @@
 
 pub mod actions;
 mod active_config;
+pub mod budgets;
 mod check_text;
 pub mod concurrency;
 mod decide;
@@ -24,6 +25,7 @@ pub mod lease;
 pub mod proxies;
 pub mod recorder;
 pub mod recording;
+mod rejection;
 pub mod rule_counters;
 pub mod top_keys;
 mod unmatched;
@@ -36,6 +38,7 @@ use sluicegate_telemetry as telemetry;
 
 use crate::actions::{AuditLog, OperatorActions};
 use crate::active_config::ActiveConfig;
+use crate::budgets::LearnedCosts;
 use crate::clock::Clock;
 use crate::concurrency::ConcurrencyLimits;
 use crate::concurrency::DEFAULT_MAX_BUCKETS;
@@ -62,7 +65,7 @@ use crate::unmatched::UnmatchedDescriptors;
 use arc_swap::ArcSwapOption;
 use std::sync::Arc;
 
-pub use concurrency::path::{AdmissionOutcome, ConcurrencyRejection};
+pub use concurrency::path::AdmissionOutcome;
 pub use concurrency::permit_ids::validate_id;
 pub use concurrency::request_permits::RequestPermits;
 pub use decide::local_fallback::LocalFallback;
@@ -70,6 +73,7 @@ pub use decide::local_share;
 pub use decide::plan::{KeyNaming, OverridePolicy, PlanSettings};
 pub use decide::{CheckError, CountedHits, Decision, LimitStatus, LimitStatuses};
 pub use fleet::membership::Membership;
+pub use rejection::Rejection;
 pub use unmatched::UnmatchedDescriptor;
 
 /// Decides rate limit checks and requests for permits in one replica.
@@ -101,6 +105,7 @@ pub struct Engine {
     recorder: Arc<Recorder>,
     proxies: Proxies,
     table_states: Arc<TableStates>,
+    learned_costs: LearnedCosts,
 }
 
 /// The settings that apply to every decision.
@@ -168,6 +173,7 @@ impl Engine {
             recorder: Arc::default(),
             proxies: Proxies::default(),
             table_states: Arc::default(),
+            learned_costs: LearnedCosts::default(),
         }
     }
 
@@ -276,11 +282,14 @@ impl Engine {
         let before = self.active.load_full();
         if let Some(before) = before.as_deref().filter(|before| before.has_rules_of(&config)) {
             let counters = Arc::clone(&before.counters);
-            return self.activate_tables(before, ActiveConfig { config, counters });
+            return self.activate_tables(
+                before,
+                ActiveConfig { config, counters, has_budgets: before.has_budgets },
+            );
         }
         let counters = before.as_deref().map(|before| &*before.counters);
         let counters = RuleCounters::new(&config, self.policy.max_counted_rules, counters);
-        let active = Arc::new(ActiveConfig { config, counters: Arc::new(counters) });
+        let active = Arc::new(ActiveConfig::new(config, Arc::new(counters)));
         self.active.store(Some(Arc::clone(&active)));
         if let Some(leases) = &self.leases {
             let before = before.as_deref().map(|before| &*before.config);
@@ -314,6 +323,11 @@ impl Engine {
     #[must_use]
     pub fn config(&self) -> Option<Arc<Config>> {
         self.active.load().as_ref().map(|active| Arc::clone(&active.config))
+    }
+
+    /// Returns `true` if the current configuration has a budget.
+    pub fn has_budgets(&self) -> bool {
+        self.active.load().as_ref().is_some_and(|active| active.has_budgets)
     }
 
     /// Returns the decisions of each rule of the current configuration.

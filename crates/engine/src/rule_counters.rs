@@ -216,7 +216,8 @@ fn first_rules(config: &Config, max: u32) -> BTreeMap<RuleNumber, (&str, &str)> 
     for domain in config.domains.values() {
         let rates = domain.tree.rules().map(|rule| (rule.number, &*rule.path));
         let limits = domain.tree.concurrency_limits().map(|limit| (limit.number, &*limit.path));
-        let first = rates.chain(limits).filter(|(number, _)| number.0 < max);
+        let budgets = domain.tree.budgets().map(|budget| (budget.number, &*budget.path));
+        let first = rates.chain(limits).chain(budgets).filter(|(number, _)| number.0 < max);
         rules.extend(first.map(|(number, path)| (number, (&*domain.name, path))));
     }
     rules

@@ -6,7 +6,7 @@
 //! - No check waits: if another thread has the lock, the check is not counted.
 //!
 //! Not covered:
-//! - Descriptors whose rule has no rate limit, because they match a rule.
+//! - Descriptors whose rule has no rate limit, or that meet a budget, because they match a rule.
 
 mod calls;
 
@@ -108,7 +108,8 @@ fn find_miss(domain: Option<&Domain>, entries: &[(&str, &str)]) -> Option<Descri
     let Some(Domain { tree, .. }) = domain else { return Some(DescriptorMiss::Domain) };
     let miss = tree.find_miss(entries)?;
     let is_matched = miss.reason == MissReason::NoRateLimit
-        || tree.lookup_concurrency_limit(entries.iter().copied()).is_some();
+        || tree.lookup_concurrency_limit(entries.iter().copied()).is_some()
+        || !tree.lookup_budgets(entries).is_empty();
     (!is_matched).then_some(DescriptorMiss::Rule(miss))
 }
 

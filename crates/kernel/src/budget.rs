@@ -42,7 +42,7 @@
 //! - Of budgets that enforce, settled and held amounts together exceed the amount by at most the
 //!   excess: what requests cost more than they held.
 //! - A hold ends once: settled, canceled or expired. A repeated reserve, settle or cancel changes nothing.
-//! - A settle within `time_limit` after the expiry corrects the charge of the expiry.
+//! - A settle within `time_limit` after an expiry or a cancel corrects its charge.
 //! - A denied reserve changes no budget.
 //! - A hold settles in the period that took it, also after that period.
 //! - The settled amounts of the last [`KEPT_PERIODS`] periods are kept.
@@ -54,6 +54,7 @@
 //!   [`MAX_ENTRIES`]. A later settle charges again.
 //! - Periods without a use: they have no entry in [`Budget::periods`].
 
+mod cost_learner;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,6 +62,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
+pub use cost_learner::{CostLearner, EXCESS_SHARE};
 pub use terms::{
     Amount, BudgetPeriod, BudgetTerms, BudgetView, Denial, DenialCause, Ended, EndedHold, HoldId,
     OnExpiry, PeriodUsage, Reserved,
@@ -131,8 +133,8 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum State {
     Open,
-    /// A settle still corrects the charge.
-    Expired,
+    /// Expired or canceled. A settle still corrects the charge.
+    Correctable,
     Final,
 }
 
@@ -140,7 +142,7 @@ enum State {
 #[derive(Clone, Copy, Debug)]
 enum FinalCharge {
     Actual(Amount),
-    /// The amount that counts for the id: held, or charged by the expiry.
+    /// The held amount.
     Held,
     Nothing,
 }
@@ -224,8 +226,8 @@ impl Budget {
         self.end(id, FinalCharge::Actual(actual), terms, now)
     }
 
-    /// Ends a hold with the amount that counts for it, because the actual amount is unknown. Without
-    /// a hold, charges nothing.
+    /// Ends a hold with the held amount, because the actual amount is unknown. Without an open hold,
+    /// changes no charge.
     pub fn settle_held(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> EndedHold {
         self.advance(terms, now);
         self.end(id, FinalCharge::Held, terms, now)
@@ -246,7 +248,7 @@ impl Budget {
         is_allowed
     }
 
-    /// Ends a hold without a charge.
+    /// Ends a hold without a charge. A later settle still charges.
     pub fn cancel(&mut self, terms: &BudgetTerms, id: HoldId, now: Nanos) -> EndedHold {
         self.advance(terms, now);
         self.end(id, FinalCharge::Nothing, terms, now)
@@ -270,7 +272,8 @@ impl Budget {
             return false;
         }
         self.credit = self.credit.plus(amount);
-        self.insert_final(id, amount, self.start, now.plus(TOP_UP_KNOWN_FOR));
+        let (state, until) = (State::Final, now.plus(TOP_UP_KNOWN_FOR));
+        self.insert(id, Entry { state, amount, period: self.start, until });
         true
     }
 
@@ -335,7 +338,7 @@ impl Budget {
             usage.expired = usage.expired.saturating_add(1);
         });
         let until = entry.until.plus(terms.time_limit);
-        self.insert(id, Entry { state: State::Expired, amount: charged, until, ..entry });
+        self.insert(id, Entry { state: State::Correctable, amount: charged, until, ..entry });
     }
 
     /// Ends the hold of `id` with this charge.
@@ -351,8 +354,13 @@ impl Budget {
             Some(Entry { state: State::Final, amount, .. }) => {
                 return EndedHold { ended: Ended::Before, counted: amount };
             }
-            Some(Entry { state: State::Expired, amount, period, .. }) => {
-                (Ended::AfterExpiry, period, amount)
+            Some(Entry { state: State::Correctable, amount, .. })
+                if matches!(charge, FinalCharge::Held) =>
+            {
+                return EndedHold { ended: Ended::Before, counted: amount };
+            }
+            Some(Entry { state: State::Correctable, amount, period, .. }) => {
+                (Ended::Corrected, period, amount)
             }
             Some(Entry { state: State::Open, amount, period, .. }) => (Ended::Now, period, amount),
             None => (Ended::Unknown, self.start, Amount(0)),
@@ -360,10 +368,10 @@ impl Budget {
         if let Some(open) = entry.filter(Entry::is_open) {
             self.release(&open);
         }
-        let charged = if ended == Ended::AfterExpiry { before } else { Amount(0) };
+        let charged = if ended == Ended::Corrected { before } else { Amount(0) };
         let (after, is_settle) = match charge {
             FinalCharge::Actual(actual) => (actual, true),
-            FinalCharge::Held => (before, ended != Ended::Unknown),
+            FinalCharge::Held => (before, ended == Ended::Now),
             FinalCharge::Nothing => (Amount(0), false),
         };
         if charged != after || is_settle {
@@ -374,7 +382,9 @@ impl Budget {
             });
         }
         if entry.is_some() || self.entries.len() < MAX_ENTRIES {
-            self.insert_final(id, after, period, now.plus(terms.time_limit));
+            let state = if is_settle { State::Final } else { State::Correctable };
+            let until = now.plus(terms.time_limit);
+            self.insert(id, Entry { state, amount: after, period, until });
         }
         EndedHold { ended, counted: before }
     }
@@ -456,10 +466,6 @@ impl Budget {
         self.open_holds = self.open_holds.saturating_add(1);
         let (period, until) = (self.start, now.plus(terms.time_limit));
         self.insert(id, Entry { state: State::Open, amount, period, until });
-    }
-
-    fn insert_final(&mut self, id: HoldId, amount: Amount, period: Nanos, until: Nanos) {
-        self.insert(id, Entry { state: State::Final, amount, period, until });
     }
 
     fn insert(&mut self, id: HoldId, entry: Entry) {

@@ -101,6 +101,14 @@ crate::named_enum! {
         QueueTimeout = "queue_timeout",
         /// The number of buckets reached `max_buckets` and no bucket was idle.
         TooManyBuckets = "too_many_buckets",
+        /// The budget is spent until its next period or top-up.
+        BudgetSpent = "budget_spent",
+        /// Requests in flight hold the rest of the budget.
+        BudgetHeld = "budget_held",
+        /// The estimated cost is above the budget of a whole period.
+        LargerThanBudget = "larger_than_budget",
+        /// The model of the request has no price, so a budget of money cannot be kept.
+        NoPrice = "no_price",
     }
 }
 

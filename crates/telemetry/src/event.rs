@@ -8,12 +8,12 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 pub use super::label::{
-    CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome, FallbackDebtOutcome,
-    ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome, PermitIdEvent,
-    Protocol, ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
+    BudgetEvent, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
+    FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome,
+    PermitIdEvent, Protocol, ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
+use super::label::{CONCURRENCY_REASONS, SHADOW_DENY};
 use super::metrics::{METRICS, Metrics};
 use super::trace;
 use crate::kernel::decision::{Reason, StoreFailure, Verdict};
@@ -121,6 +121,12 @@ impl Event for ShareFenced<'_> {
     fn count(self, metrics: &Metrics) {
         ShareEvent::Fenced.count(metrics);
         metrics.limit_events.count(self.limit, LimitEvent::Fenced, 1);
+    }
+}
+
+impl Event for BudgetEvent {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.budgets[self as usize], 1);
     }
 }
 

@@ -7,6 +7,7 @@
 //! - Labels that the kernel defines: [`Reason`], [`RuleVerdict`] and
 //!   [`StoreFailure`](crate::kernel::decision::StoreFailure).
 
+use crate::kernel::budget::Ended;
 use crate::kernel::decision::Reason;
 pub use crate::kernel::decision::RuleVerdict;
 use crate::kernel::named_enum;
@@ -50,6 +51,46 @@ named_enum! {
         EarlyReleaseDropped = "early_release_dropped",
         /// The permits were released at their deadline, because no release or renewal arrived.
         Expired = "expired",
+    }
+}
+
+named_enum! {
+    /// An event in the life of a request that uses budgets.
+    pub enum BudgetEvent {
+        /// A request reserved.
+        Reserved = "reserved",
+        /// A budget denied a request.
+        Denied = "denied",
+        /// A reserve was rejected, because its id is in flight or has ended.
+        RepeatedId = "repeated_id",
+        /// A request settled the amount that it used, or the held amount.
+        Settled = "settled",
+        /// A settle corrected the charge of a hold that had expired or was canceled.
+        Corrected = "corrected",
+        /// A settle had no hold, and was charged in full.
+        Unreserved = "unreserved",
+        /// A repeated settle changed nothing.
+        RepeatedSettle = "repeated_settle",
+        /// A hold was canceled.
+        Canceled = "canceled",
+        /// A settle met no budget.
+        NoBudget = "no_budget",
+        /// The store did not reply.
+        StoreFailed = "store_failed",
+    }
+}
+
+impl BudgetEvent {
+    /// Returns the event of a settle or a cancel.
+    #[must_use]
+    pub const fn of_end(is_cancel: bool, ended: Ended) -> Self {
+        match ended {
+            Ended::Before => Self::RepeatedSettle,
+            _ if is_cancel => Self::Canceled,
+            Ended::Now => Self::Settled,
+            Ended::Corrected => Self::Corrected,
+            Ended::Unknown => Self::Unreserved,
+        }
     }
 }
 

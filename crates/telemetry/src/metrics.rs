@@ -27,9 +27,10 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::label::{
-    CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
-    FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome,
-    PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
+    BudgetEvent, CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind,
+    EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort,
+    MirrorOutcome, PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent,
+    VERDICTS,
 };
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
@@ -85,6 +86,7 @@ pub(super) struct Counters {
     /// Second index: 1 if enforced.
     pub(super) limit_exceeded: [[AtomicU64; 2]; CONCURRENCY_REASONS.len()],
     pub(super) permit_ids: [AtomicU64; PermitIdEvent::ALL.len()],
+    pub(super) budgets: [AtomicU64; BudgetEvent::ALL.len()],
     pub(super) share_events: [AtomicU64; ShareEvent::ALL.len()],
     pub(super) strict_permits: [AtomicU64; StrictPermitEvent::ALL.len()],
     pub(super) fallback_debt: [AtomicU64; FallbackDebtOutcome::ALL.len()],
@@ -333,6 +335,7 @@ impl Counters {
             cached_denials: AtomicU64::new(0),
             limit_exceeded: [const { zeros() }; CONCURRENCY_REASONS.len()],
             permit_ids: zeros(),
+            budgets: zeros(),
             share_events: zeros(),
             strict_permits: zeros(),
             fallback_debt: zeros(),

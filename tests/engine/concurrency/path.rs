@@ -10,7 +10,7 @@ use std::task::{Context, Waker};
 
 use sluicegate::clock::Clock;
 use sluicegate::engine::{
-    AdmissionOutcome, CheckError, ConcurrencyRejection, DecisionPolicy, Engine, RequestPermits,
+    AdmissionOutcome, CheckError, DecisionPolicy, Engine, Rejection, RequestPermits,
 };
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
@@ -53,7 +53,7 @@ fn expect_permits(engine: &Engine, check: &Check<'_>) -> RequestPermits {
     }
 }
 
-fn expect_rejection(engine: &Engine, check: &Check<'_>) -> ConcurrencyRejection {
+fn expect_rejection(engine: &Engine, check: &Check<'_>) -> Rejection {
     match admit(engine, check) {
         AdmissionOutcome::Rejected(rejection) => rejection,
         AdmissionOutcome::Decided(answer, _) => panic!("{answer:?}"),

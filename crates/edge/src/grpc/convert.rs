@@ -23,7 +23,7 @@ use prost::Message as _;
 
 use super::metadata;
 use crate::ReplyOptions;
-use crate::engine::{CheckError, ConcurrencyRejection, Decision, LimitStatus};
+use crate::engine::{CheckError, Decision, LimitStatus, Rejection};
 use crate::headers::{HeaderPair, OWNER_KEY, RETRY_AFTER, RateLimitHeaders};
 use crate::kernel::decision::{
     AppliedLimit, Check, Cost, Descriptor, LimitOverride, Reason, Verdict,
@@ -177,7 +177,7 @@ fn upstream_headers(reporting: &ReplyOptions, decision: &Decision) -> Vec<Header
 pub(super) fn rejection_response(
     request: &RateLimitRequest,
     covered: &[usize],
-    rejection: &ConcurrencyRejection,
+    rejection: &Rejection,
     options: &ReplyOptions,
 ) -> RateLimitResponse {
     let verdict = |descriptor: usize| {

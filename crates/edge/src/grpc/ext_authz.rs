@@ -27,11 +27,11 @@ use envoy_types::pb::envoy::r#type::v3::{HttpStatus, StatusCode};
 use envoy_types::pb::google::rpc;
 use tonic::{Code, Request, Response, Status};
 
-use super::{convert, metadata, rls};
+use super::{call_timeout, convert, metadata};
 use crate::ReplyOptions;
 use crate::config::concurrency::RejectReply;
 use crate::config::hooks::Hooks;
-use crate::engine::{AdmissionOutcome, ConcurrencyRejection, Decision, Engine};
+use crate::engine::{AdmissionOutcome, Decision, Engine, Rejection};
 use crate::headers::RETRY_AFTER;
 use crate::hook::{self, HookError};
 use crate::kernel::decision::Verdict;
@@ -66,7 +66,7 @@ impl AuthorizationService {
         }
     }
 
-    fn rejection_response(&self, rejection: &ConcurrencyRejection) -> CheckResponse {
+    fn rejection_response(&self, rejection: &Rejection) -> CheckResponse {
         let denied_by = self.reporting.headers.for_rejection(rejection).map(header_option);
         let response = rejected_response(&rejection.reject, denied_by);
         CheckResponse {
@@ -106,7 +106,7 @@ impl AuthorizationService {
         &self,
         request: Request<CheckRequest>,
     ) -> Result<Response<CheckResponse>, Status> {
-        let timeout = rls::caller_timeout(request.metadata());
+        let timeout = call_timeout::caller_timeout(request.metadata());
         let context = request.into_inner().attributes.unwrap_or_default();
         let (request, id) = (
             rate_limit_request(&self.hooks, &context),
@@ -114,7 +114,7 @@ impl AuthorizationService {
         );
         // Frees the decoded message, many times its encoded size, before waiting in a queue.
         drop(context);
-        let holder = id.as_deref().map_or(Holder::Nobody, |id| Holder::Id { id, covered: None });
+        let holder = id.as_deref().map_or(Holder::Nobody, Holder::of_id);
         let reply = |result| match (request.as_ref(), result) {
             (Ok(request), Ok(admitted)) => Ok(self.to_response(request, admitted)),
             (_, Err(HookError::NoDescriptors)) => {

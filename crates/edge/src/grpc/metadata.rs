@@ -21,7 +21,7 @@ use serde_json::Value as Json;
 
 use crate::ReplyOptions;
 use crate::config::NON_FINITE_PREFIX;
-use crate::engine::{ConcurrencyRejection, Decision, LimitStatus};
+use crate::engine::{Decision, LimitStatus, Rejection};
 use crate::headers::OWNER_KEY;
 use crate::kernel::decision::Verdict;
 
@@ -69,10 +69,7 @@ pub(super) fn for_reply(
 
 /// Builds the dynamic metadata of a rejection by a concurrency limit. `None` if `options` disable
 /// it.
-pub(super) fn for_rejection(
-    rejection: &ConcurrencyRejection,
-    options: &ReplyOptions,
-) -> Option<Struct> {
+pub(super) fn for_rejection(rejection: &Rejection, options: &ReplyOptions) -> Option<Struct> {
     let mut result = Struct::default();
     insert(&mut result, DENIED_BY_KEY, Kind::StringValue(rejection.path.to_string()));
     Some(result).filter(|_| options.dynamic_metadata && options.denied_by_metadata)

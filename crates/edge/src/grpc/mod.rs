@@ -9,6 +9,7 @@
 
 pub mod access_log;
 mod bounded_body;
+pub mod call_timeout;
 mod connections;
 pub mod convert;
 pub mod ext_authz;

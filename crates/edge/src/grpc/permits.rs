@@ -20,7 +20,7 @@ use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{bounded_body, convert, rls};
+use super::{bounded_body, call_timeout, convert};
 use crate::ReplyOptions;
 use crate::body_memory::BodyLimits;
 use crate::engine::fleet::forwarding::PermitUpdate;
@@ -83,7 +83,7 @@ impl PermitsService {
             .bodies
             .charge(convert::memory_bytes(&request))
             .map_err(bounded_body::memory_full)?;
-        let (permits, holder) = (self.permits(), Holder::Id { id: &id, covered: None });
+        let (permits, holder) = (self.permits(), Holder::of_id(&id));
         let admitted = permits.answer(async {
             let admitted = permits.acquire(&request, holder, timeout).await;
             (outcome_of_result(&admitted), admitted)
@@ -118,7 +118,7 @@ impl api::permits_server::Permits for PermitsService {
         &self,
         request: Request<AcquireRequest>,
     ) -> Result<Response<AcquireResponse>, Status> {
-        let caller_timeout = rls::caller_timeout(request.metadata());
+        let caller_timeout = call_timeout::caller_timeout(request.metadata());
         let header = |name: &str| request.metadata().get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::Permits, &header);
         span.scope(self.acquire_permits(request.into_inner(), caller_timeout))

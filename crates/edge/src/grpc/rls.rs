@@ -11,7 +11,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimit
 use tonic::metadata::MetadataMap;
 use tonic::{Response, Status};
 
-use super::reserved_keys::ReservedCall;
+use super::call_timeout::caller_timeout;
+use super::reserved_keys::{ReleaseCall, RequestEnd, RequestStart, ReservedCall};
 use super::{convert, reserved_keys};
 use crate::engine::concurrency::with_queue_time;
 use crate::engine::fleet::forwarding::PermitUpdate;
@@ -19,14 +20,11 @@ use crate::engine::{AdmissionOutcome, CheckError, Decision, Engine};
 use crate::kernel::decision::{Check, Verdict};
 use crate::kernel::units::Nanos;
 use crate::mirror::Mirror;
-use crate::permits::{Holder, Permits};
+use crate::permits::{Holder, Permits, ReservedPart, covered_part};
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
 use crate::{ReplyOptions, check_outcome, count_check_error};
-
-/// The time for sending the reply, subtracted from the caller's `grpc-timeout`.
-const REPLY_MARGIN: Nanos = Nanos(2_000_000);
 
 /// The gRPC header of a peek, which `sluicegate ask --peek` sends. Its value is ignored.
 pub const PEEK_HEADER: &str = "x-sluicegate-peek";
@@ -61,7 +59,7 @@ impl RateLimitService {
         Self { source, ..self.clone() }
     }
 
-    /// Decides a call of `ShouldRateLimit`, or applies its release of permits. `metadata` has the
+    /// Decides a call of `ShouldRateLimit`, or applies the end of its request. `metadata` has the
     /// headers of the call.
     ///
     /// # Errors
@@ -110,6 +108,11 @@ impl RateLimitService {
     /// Decides a check of rate limits only.
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
         let check = self.to_check(request)?;
+        if self.engine.has_budgets() {
+            let admitted = Box::pin(self.engine.decide_and_charge(&check, timeout)).await?;
+            let covered: Vec<_> = (0..request.descriptors.len()).collect();
+            return Ok(self.admission_reply(request, &covered, &admitted));
+        }
         let decision = self.engine.decide_within(&check, timeout).await?;
         let reply = self.to_reply(request, &decision);
         if let Some(mirror) = &self.mirror {
@@ -127,7 +130,7 @@ impl RateLimitService {
         Ok((reply, outcome))
     }
 
-    /// Decides a check, acquires permits or applies a release, within `timeout`.
+    /// Decides a check, starts a request or ends it, within `timeout`.
     async fn resolve(
         &self,
         (call, request): (ReservedCall, &RateLimitRequest),
@@ -135,38 +138,55 @@ impl RateLimitService {
     ) -> RlsReply {
         match call {
             ReservedCall::Plain => self.check(request, timeout).await,
-            ReservedCall::Acquire { id, covered } => {
-                let mut reply = self.acquire(request, (&id, &covered), timeout).await?;
-                if let Some(owner) = self.engine.owner() {
+            ReservedCall::Start(start) => {
+                let mut reply = self.start(request, &start, timeout).await?;
+                if let Some(owner) = self.engine.owner().filter(|_| !start.permits.is_empty()) {
                     convert::add_owner(&mut reply.0, owner);
                 }
                 Ok(reply)
             }
-            ReservedCall::Release { id, owner, outcome, rtt } => {
-                self.engine.apply_or_forward(
-                    PermitUpdate::release(&id, self.source, outcome, rtt),
-                    owner.as_deref(),
-                );
+            ReservedCall::End(RequestEnd { id, release, budgets, usage }) => {
+                if let Some(ReleaseCall { owner, outcome, rtt }) = release {
+                    let update = PermitUpdate::release(&id, self.source, outcome, rtt);
+                    self.engine.apply_or_forward(update, owner.as_deref());
+                }
+                if !budgets.is_empty() {
+                    let check = covered_part(&self.to_check(request)?, &budgets);
+                    self.engine.settle(&check, &id, usage, timeout).await?;
+                }
                 Ok((convert::release_response(request), EdgeOutcome::Allow))
             }
         }
     }
 
-    async fn acquire(
+    /// Acquires permits and reserves in budgets, then decides the rate limits.
+    async fn start(
         &self,
         request: &RateLimitRequest,
-        (id, covered): (&str, &[usize]),
+        start: &RequestStart,
         timeout: Option<Nanos>,
     ) -> RlsReply {
-        let permits = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
-        let holder = Holder::Id { id, covered: Some(covered) };
-        match permits.acquire(request, holder, timeout).await? {
-            AdmissionOutcome::Decided(decision, _) => Ok(self.to_reply(request, &decision)),
-            AdmissionOutcome::Rejected(rejection) => {
-                let reply =
-                    convert::rejection_response(request, covered, &rejection, &self.reporting);
-                Ok((reply, EdgeOutcome::Deny))
-            }
+        let RequestStart { id, permits, budgets, tokens } = start;
+        let edge = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
+        let reserve = (!budgets.is_empty()).then_some(ReservedPart { budgets, tokens: *tokens });
+        let holder = Holder::Id { id, covered: Some(permits), reserve };
+        let covered = [&permits[..], &budgets[..]].concat();
+        let admitted = edge.acquire(request, holder, timeout).await?;
+        Ok(self.admission_reply(request, &covered, &admitted))
+    }
+
+    fn admission_reply(
+        &self,
+        request: &RateLimitRequest,
+        covered: &[usize],
+        admitted: &AdmissionOutcome,
+    ) -> (RateLimitResponse, EdgeOutcome) {
+        match admitted {
+            AdmissionOutcome::Decided(decision, _) => self.to_reply(request, decision),
+            AdmissionOutcome::Rejected(rejection) => (
+                convert::rejection_response(request, covered, rejection, &self.reporting),
+                EdgeOutcome::Deny,
+            ),
         }
     }
 
@@ -208,29 +228,4 @@ impl RateLimitService {
         }
         reply
     }
-}
-
-/// Returns the time for deciding a call: its `grpc-timeout` minus 2 ms for the reply, but at least
-/// half of the `grpc-timeout`.
-#[must_use]
-pub fn caller_timeout(headers: &MetadataMap) -> Option<Nanos> {
-    let timeout = parse_timeout(headers.get("grpc-timeout")?.to_str().ok()?)?;
-    Some(timeout.since(REPLY_MARGIN).max(Nanos(timeout.0 / 2)))
-}
-
-/// Parses a `grpc-timeout`, such as `20m` for 20 ms: at most eight digits and a unit. Source: the
-/// specification "gRPC over HTTP/2".
-fn parse_timeout(text: &str) -> Option<Nanos> {
-    let (value, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let unit: u64 = match unit {
-        "H" => 3_600_000_000_000,
-        "M" => 60_000_000_000,
-        "S" => 1_000_000_000,
-        "m" => 1_000_000,
-        "u" => 1_000,
-        "n" => 1,
-        _ => return None,
-    };
-    let value: u64 = Some(value).filter(|value| value.len() <= 8)?.parse().ok()?;
-    value.checked_mul(unit).map(Nanos)
 }

@@ -27,7 +27,7 @@ use axum::response::{IntoResponse as _, Response};
 use super::check_port::CheckPort;
 use super::response::text_response;
 use crate::engine::concurrency::with_queue_slots;
-use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision};
+use crate::engine::{AdmissionOutcome, CheckError, Decision, Rejection};
 use crate::headers::HeaderPair;
 use crate::hook::{self, HookError};
 use crate::kernel::decision::Verdict;
@@ -53,7 +53,7 @@ pub(super) async fn reply_to_check(
     };
     let (request, id) =
         (original.to_rate_limit_request(&port.hooks, headers), original.id.as_deref());
-    let holder = id.map_or(Holder::Nobody, |id| Holder::Id { id, covered: None });
+    let holder = id.map_or(Holder::Nobody, Holder::of_id);
     // No timeout: the limit's queue timeout or NGINX's disconnect ends a wait in a queue.
     let decision = hook::decide(permits, request.as_ref(), (holder, None), |result| {
         let mut response = hook_response(port, result.as_ref());
@@ -119,7 +119,7 @@ fn add_owner(port: &CheckPort, headers: &mut HeaderMap) {
     }
 }
 
-fn rejection_response(port: &CheckPort, rejection: &ConcurrencyRejection) -> Response {
+fn rejection_response(port: &CheckPort, rejection: &Rejection) -> Response {
     let reject = &rejection.reject;
     let mut response = Response::new(Body::empty());
     append_headers(&mut response, port.reporting.headers.for_rejection(rejection));

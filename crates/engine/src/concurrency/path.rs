@@ -1,4 +1,4 @@
-//! Acquires the permits of a check before its rate limits are decided.
+//! Acquires the permits of a check and uses its budgets before its rate limits are decided.
 //!
 //! Guarantees:
 //! - All checks acquire permits in the same order, so they cannot deadlock.
@@ -6,7 +6,7 @@
 //! - If a permit expires while the check waits for another one, the check starts again while time
 //!   is left.
 //! - A check that a concurrency limit rejects changes no counter.
-//! - A check that a rate limit denies keeps no permit.
+//! - A check that a rate limit or a budget denies keeps no permit and no hold.
 //! - Dropping the future or [`RequestPermits`] releases everything.
 //! - After a wait, a check takes its next limit from the current configuration.
 //!
@@ -25,19 +25,20 @@ use super::request_permits::RequestPermits;
 use super::terms;
 use super::wait_deadlines::{WaitDeadlines, time_left};
 use crate::active_config::ActiveConfig;
+use crate::budgets::{BudgetAnswer, BudgetUse, HeldBudgets, Reserve};
 use crate::concurrency::{
     BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit, StrictLimit,
     rules_at_process,
 };
 use crate::config::Config;
-use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RejectReply};
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::decide::path::validate;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos, Revision};
 use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _};
-use crate::{CheckError, Decision, Engine};
+use crate::{CheckError, Decision, Engine, Rejection};
 
 /// The result of a check that needs permits.
 #[derive(Debug)]
@@ -46,21 +47,8 @@ pub enum AdmissionOutcome {
     /// The rate limits decided the check. The permits are empty after a denial, or if no
     /// concurrency limit covers the check.
     Decided(Decision, RequestPermits),
-    /// A concurrency limit rejected the check. No counter changed.
-    Rejected(ConcurrencyRejection),
-}
-
-/// The response to a check that a concurrency limit rejects.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ConcurrencyRejection {
-    /// The status, `Retry-After` and body.
-    pub reject: RejectReply,
-    /// The reason of the rejection.
-    pub reason: Reason,
-    /// The path of the concurrency limit in the configuration.
-    pub path: Box<str>,
-    /// The load of the bucket at the rejection. `None` unless it is logged or sent as an event.
-    pub load: Option<BucketLoad>,
+    /// A concurrency limit or a budget rejected the check. No counter of a rate limit changed.
+    Rejected(Rejection),
 }
 
 /// The result of one attempt to acquire all permits of a check.
@@ -82,6 +70,15 @@ pub(crate) enum PermitLifetime {
     MaxDuration,
 }
 
+/// What a request needs before its rate limits are decided.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestStart<'s, 'q> {
+    /// The descriptors that need permits.
+    pub(crate) covered: &'s Check<'q>,
+    /// The budgets of the request.
+    pub(crate) budgets: BudgetUse<'s, 'q>,
+}
+
 type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
 
 impl Engine {
@@ -97,7 +94,8 @@ impl Engine {
         question: &Check<'_>,
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
-        self.admit_covered(question, question, patience, PermitLifetime::UntilReleased).await
+        let start = RequestStart { covered: question, budgets: BudgetUse::Charge };
+        self.admit_covered(start, question, patience, PermitLifetime::UntilReleased).await
     }
 
     /// Like [`Engine::admit`], for a caller that may never report the end of the request. Each
@@ -110,15 +108,44 @@ impl Engine {
         question: &Check<'_>,
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
-        self.admit_covered(question, question, patience, PermitLifetime::MaxDuration).await
+        let start = RequestStart { covered: question, budgets: BudgetUse::Charge };
+        self.admit_covered(start, question, patience, PermitLifetime::MaxDuration).await
     }
 
-    /// Like [`Engine::admit`] with the given permit lifetime. Only the descriptors of `covered`
-    /// need permits.
-    pub(crate) async fn admit_covered(
+    /// Reserves in the budgets of a request that needs no permit, then decides its rate limits.
+    ///
+    /// # Errors
+    /// As [`Engine::admit`]. [`CheckError::BadId`] if the id is in flight or has ended.
+    pub async fn admit_reserved<'q>(
         &self,
-        covered: &Check<'_>,
+        reserve: Reserve<'_, 'q>,
+        question: &Check<'q>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        let covered = &Check { domain: question.domain, descriptors: SmallVec::new() };
+        let start = RequestStart { covered, budgets: BudgetUse::Reserve(reserve) };
+        self.admit_covered(start, question, patience, PermitLifetime::UntilReleased).await
+    }
+
+    /// Decides a check that needs no permit, and charges its hits to its budgets.
+    ///
+    /// # Errors
+    /// As [`Engine::decide_within`].
+    pub async fn decide_and_charge(
+        &self,
         question: &Check<'_>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        let covered = &Check { domain: question.domain, descriptors: SmallVec::new() };
+        let start = RequestStart { covered, budgets: BudgetUse::Charge };
+        self.admit_covered(start, question, patience, PermitLifetime::UntilReleased).await
+    }
+
+    /// Like [`Engine::admit`] with the given permit lifetime.
+    pub(crate) async fn admit_covered<'q>(
+        &self,
+        start: RequestStart<'_, 'q>,
+        question: &Check<'q>,
         patience: Option<Nanos>,
         keep: PermitLifetime,
     ) -> Result<AdmissionOutcome, CheckError> {
@@ -128,18 +155,24 @@ impl Engine {
         let end = wait.queue_deadline;
         let (permits, shadow_rejected_by) = loop {
             let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
-            match self.acquire_all(&config, (covered, question), wait, keep).await {
+            match self.acquire_all(&config, (start.covered, question), wait, keep).await {
                 Ok(AcquirePass::Acquired(permits, path)) => break (permits, path),
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
                 Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
             }
         };
-        let time_left = end.map(|end| end.since(self.clock().steady()));
-        let mut decision = self.decide_within(question, time_left).await?;
+        let time_left = || end.map(|end| end.since(self.clock().steady()));
+        let held = match self.use_budgets_if_any((question, start.budgets), time_left()).await? {
+            BudgetAnswer::Allowed(held) => held,
+            BudgetAnswer::Rejected(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
+        };
+        let mut decision = self.decide_within(question, time_left()).await?;
         decision.shadow_denied_by = shadow_rejected_by.or(decision.shadow_denied_by);
-        let held =
-            if decision.verdict == Verdict::Allow { permits } else { RequestPermits::default() };
-        Ok(AdmissionOutcome::Decided(decision, held))
+        if decision.verdict == Verdict::Deny {
+            return Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()));
+        }
+        held.into_iter().for_each(HeldBudgets::keep);
+        Ok(AdmissionOutcome::Decided(decision, permits))
     }
 
     async fn acquire_all(
@@ -148,7 +181,7 @@ impl Engine {
         (covered, question): (&Check<'_>, &Check<'_>),
         wait: WaitDeadlines,
         keep: PermitLifetime,
-    ) -> Result<AcquirePass, ConcurrencyRejection> {
+    ) -> Result<AcquirePass, Rejection> {
         let limits = required_limits(config, covered, self.clock().now());
         let mut collector = PermitCollector::default();
         for (bucket, planned) in &limits {
@@ -197,10 +230,9 @@ impl Engine {
         (config, limit): (&ActiveConfig, &ConcurrencyLimit),
         bucket: &CounterKey,
         reason: Reason,
-    ) -> ConcurrencyRejection {
+    ) -> Rejection {
         let (bucket, reject, path) = (bucket.as_bytes(), limit.reject.clone(), limit.path.clone());
-        let rejection =
-            ConcurrencyRejection { reject, reason, path, load: self.reported_load(bucket) };
+        let rejection = Rejection { reject, reason, path, load: self.reported_load(bucket) };
         self.publish_rejection(check, (config, limit), bucket, &rejection);
         rejection
     }

@@ -11,11 +11,10 @@
 use tracing::Level;
 
 use crate::check_text::{CheckText, short_text};
-use crate::concurrency::path::ConcurrencyRejection;
 use crate::decide::path::PreparedCheck;
 use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::rate::limit::Tick;
-use crate::{CheckError, Decision, Engine};
+use crate::{CheckError, Decision, Engine, Rejection};
 
 impl Engine {
     /// Logs the check and its decision at `debug`.
@@ -46,8 +45,8 @@ impl Engine {
         tracing::debug!(domain = &*short_text(domain), %error, "check failed");
     }
 
-    /// Logs a check that a concurrency limit rejected.
-    pub(crate) fn log_rejection(&self, check: &Check<'_>, rejection: &ConcurrencyRejection) {
+    /// Logs a check that a concurrency limit or a budget rejected.
+    pub(crate) fn log_rejection(&self, check: &Check<'_>, rejection: &Rejection) {
         if tracing::enabled!(Level::DEBUG) {
             let text = CheckText::new(check, self.policy.descriptor_values);
             let (domain, descriptors) = (&*short_text(check.domain), &*text.descriptors());

@@ -17,7 +17,6 @@
 //! - Decisions of proxies, which arrive as sums (see [`crate::proxies`]).
 
 use crate::active_config::ActiveConfig;
-use crate::concurrency::path::ConcurrencyRejection;
 use crate::config::concurrency::ConcurrencyLimit;
 use crate::decide::charge_decision::ChargeDecision;
 use crate::decide::charge_stats::near_limit_threshold;
@@ -27,7 +26,7 @@ use crate::kernel::decision::{Check, DescriptorDecision, Reason, Verdict};
 use crate::store::Charge;
 use crate::telemetry::event::{CheckDecided, ConcurrencyLimitExceeded, Event as _, RuleVerdict};
 use crate::telemetry::stats::StatCounter;
-use crate::{Decision, Engine};
+use crate::{Decision, Engine, Rejection};
 
 /// A decision, with its check and the outcomes of its charges.
 pub(crate) struct DecisionRecord<'r, 'c, 'q> {
@@ -97,14 +96,19 @@ impl Engine {
         check: &Check<'_>,
         (config, limit): (&ActiveConfig, &ConcurrencyLimit),
         bucket: &[u8],
-        rejection: &ConcurrencyRejection,
+        rejection: &Rejection,
     ) {
         let (path, reason) = (&*limit.path, rejection.reason);
         config.counters.count(limit.number, RuleVerdict::Deny);
         ConcurrencyLimitExceeded { limit: path, reason, is_enforced: true, count: 1 }.emit();
-        let (verdict, reasons) = (Verdict::Deny, std::iter::once(reason));
-        CheckDecided { verdict, is_shadowed: false, reasons, near_limit: 0 }.emit();
         self.count_rejected_key(&config.counters, limit.number, bucket);
+        self.publish_rejected_check(check, rejection);
+    }
+
+    /// Counts, logs and sends the rejection of a check.
+    pub(crate) fn publish_rejected_check(&self, check: &Check<'_>, rejection: &Rejection) {
+        let (verdict, reasons) = (Verdict::Deny, std::iter::once(rejection.reason));
+        CheckDecided { verdict, is_shadowed: false, reasons, near_limit: 0 }.emit();
         self.log_rejection(check, rejection);
         self.send_rejection(check, rejection);
     }

@@ -2,9 +2,9 @@
 
 use super::{EventOptions, minute_key};
 use crate::Engine;
+use crate::Rejection;
 use crate::actions::{ActionKind, AuditEntry};
 use crate::check_text::short_text;
-use crate::concurrency::path::ConcurrencyRejection;
 use crate::kernel::decision::Check;
 use crate::kernel::units::Nanos;
 use crate::telemetry::cloud_events::format_time;
@@ -29,7 +29,7 @@ impl Engine {
     }
 
     /// Sends an event for a check that a concurrency limit rejected.
-    pub(crate) fn send_rejection(&self, check: &Check<'_>, rejection: &ConcurrencyRejection) {
+    pub(crate) fn send_rejection(&self, check: &Check<'_>, rejection: &Rejection) {
         let Some(events) = self.events.as_ref().filter(|events| events.kinds.denied) else {
             return;
         };

@@ -15,9 +15,14 @@ const BOUND: u64 = 1 << 53;
 pub struct Amount(pub u64);
 
 impl Amount {
+    /// Creates an amount; at most 2^53 - 1.
+    #[must_use]
+    pub const fn bounded(number: u64) -> Self {
+        Self(if number < BOUND { number } else { BOUND.saturating_sub(1) })
+    }
+
     pub(super) const fn plus(self, other: Self) -> Self {
-        let sum = self.0.saturating_add(other.0);
-        Self(if sum < BOUND { sum } else { BOUND.saturating_sub(1) })
+        Self::bounded(self.0.saturating_add(other.0))
     }
 
     pub(super) const fn less(self, other: Self) -> Self {
@@ -156,10 +161,18 @@ pub struct EndedHold {
 pub enum Ended {
     /// The hold ended.
     Now,
-    /// The hold had expired, and its charge was corrected.
-    AfterExpiry,
-    /// The hold had been settled or canceled. Nothing changed.
+    /// The hold had expired or was canceled, and its charge was corrected.
+    Corrected,
+    /// The hold had been settled. Nothing changed.
     Before,
     /// No hold has this id. A settle charged the amount.
     Unknown,
+}
+
+impl Ended {
+    /// Returns `true` if the call changed the charge of the id.
+    #[must_use]
+    pub const fn is_first(self) -> bool {
+        !matches!(self, Self::Before)
+    }
 }

@@ -16,8 +16,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use sluicegate_kernel::budget::{
-    Amount, Budget, BudgetPeriod, BudgetTerms, Denial, DenialCause, Ended, EndedHold, Hold, HoldId,
-    KEPT_PERIODS, MAX_ENTRIES, OnExpiry, PeriodUsage, Reserved, reserve_all,
+    Amount, Budget, BudgetPeriod, BudgetTerms, CostLearner, Denial, DenialCause, EXCESS_SHARE,
+    Ended, EndedHold, Hold, HoldId, KEPT_PERIODS, MAX_ENTRIES, OnExpiry, PeriodUsage, Reserved,
+    reserve_all,
 };
 use sluicegate_kernel::rate::fixed_window::Windows;
 use sluicegate_kernel::units::Nanos;
@@ -71,6 +72,8 @@ struct Request {
     amount: u64,
     renewed_at: Nanos,
     /// The first settle or cancel.
+    first_end: Option<Nanos>,
+    /// The first settle, else the last cancel.
     ended: Option<End>,
 }
 
@@ -128,7 +131,7 @@ impl History {
         let mut usage = PeriodUsage { start, ..PeriodUsage::default() };
         for request in self.requests.iter().filter(|request| request.period(index) == period) {
             usage.settled.0 += request.charge(now, on_expiry);
-            let ended_at = request.ended.map_or(now, |end| end.at);
+            let ended_at = request.first_end.unwrap_or(now);
             usage.expired += u64::from(request.expires_at() <= ended_at);
             if let Some(end) = request.ended.filter(|end| end.is_settle) {
                 usage.requests += 1;
@@ -163,16 +166,21 @@ impl History {
         };
         let Some(request) = self.known(id, now) else {
             let (reserved_at, renewed_at, ended) = (now, now, end(0, false));
-            self.requests.push(Request { id, reserved_at, amount: 0, renewed_at, ended });
+            let (first_end, amount) = (Some(now), 0);
+            self.requests.push(Request { id, reserved_at, amount, renewed_at, first_end, ended });
             return (Ended::Unknown, 0);
         };
-        if let Some(end) = request.ended {
+        if let Some(end) = request.ended.filter(|end| end.is_settle) {
             return (Ended::Before, end.charged);
         }
         let is_open = request.is_open(now);
+        if !is_open && matches!(charge, Charge::Held) {
+            return (Ended::Before, request.charge(now, on_expiry));
+        }
         let counted = if is_open { request.amount } else { request.charge(now, on_expiry) };
+        request.first_end = request.first_end.or(Some(now));
         request.ended = end(counted, true);
-        (if is_open { Ended::Now } else { Ended::AfterExpiry }, counted)
+        (if is_open { Ended::Now } else { Ended::Corrected }, counted)
     }
 }
 
@@ -248,8 +256,9 @@ impl Checked {
             return;
         }
         assert_eq!(reserved, Reserved::Held);
-        let (reserved_at, renewed_at, ended) = (self.now, self.now, None);
-        self.history.requests.push(Request { id, reserved_at, amount, renewed_at, ended });
+        let (reserved_at, renewed_at, first_end, ended) = (self.now, self.now, None, None);
+        let request = Request { id, reserved_at, amount, renewed_at, first_end, ended };
+        self.history.requests.push(request);
     }
 
     fn compare_end(&mut self, id: u64, charge: Charge) {
@@ -444,4 +453,31 @@ proptest! {
             prop_assert_eq!(restored, budget);
         }
     }
+}
+
+proptest! {
+    /// The law of the learner, over the costs that it counts.
+    #[test]
+    fn a_learned_estimate_bounds_the_excess(costs in vec(0..1_000_000_u64, 30..1_000)) {
+        let mut learner = CostLearner::default();
+        for cost in &costs {
+            learner.observe(Amount(*cost));
+        }
+        let estimate = learner.estimate().unwrap().0;
+        let excess: u64 = costs.iter().map(|cost| cost.saturating_sub(estimate)).sum();
+        let total: u64 = costs.iter().sum();
+        prop_assert!(excess * EXCESS_SHARE <= total, "{excess} of {total} above {estimate}");
+        // Not larger than needed: a third less, and a part of the largest cost, would be too little.
+        let largest = costs.iter().max().unwrap();
+        prop_assert!(estimate <= largest + largest / 4 + 1);
+    }
+}
+
+#[test]
+fn a_learner_forgets_old_costs() {
+    let mut learner = CostLearner::default();
+    (0..29).for_each(|_| learner.observe(Amount(1 << 40)));
+    assert_eq!(learner.estimate(), None);
+    (0..20_000).for_each(|_| learner.observe(Amount(100)));
+    assert!(learner.estimate().unwrap().0 < 130);
 }

@@ -20,8 +20,8 @@ use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::label::{
-    CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
-    FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome,
+    BudgetEvent, CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind,
+    EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome,
     PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
 };
 
@@ -226,6 +226,9 @@ impl Metrics {
             MetricHead(name, help).write_gauge(page, value)?;
         }
         self.write_exceeded_limits(page)?;
+        let events = BudgetEvent::ALL.map(BudgetEvent::as_str);
+        MetricHead("sluicegate_budget_requests_total", "Requests that use budgets, by event")
+            .write_counters(page, "event", self.series(events, |shard| &shard.budgets))?;
         let events = PermitIdEvent::ALL.map(PermitIdEvent::as_str);
         MetricHead("sluicegate_permit_ids_total", "Request ids, by event").write_counters(
             page,

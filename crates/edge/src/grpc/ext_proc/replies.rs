@@ -18,7 +18,7 @@ use envoy_types::pb::google::protobuf::Duration as ProtoDuration;
 use tokio::sync::mpsc;
 use tonic::Status;
 
-use crate::engine::{ConcurrencyRejection, Decision, RequestPermits};
+use crate::engine::{Decision, Rejection, RequestPermits};
 use crate::headers::RateLimitHeaders;
 use crate::kernel::units::Nanos;
 
@@ -35,10 +35,7 @@ pub(super) fn denied_reply(headers: &RateLimitHeaders, decision: &Decision) -> R
     immediate_response(429, headers, Vec::new(), "sluicegate_over_limit")
 }
 
-pub(super) fn rejected_reply(
-    headers: &RateLimitHeaders,
-    rejection: &ConcurrencyRejection,
-) -> Reply {
+pub(super) fn rejected_reply(headers: &RateLimitHeaders, rejection: &Rejection) -> Reply {
     let reject = &rejection.reject;
     let wait = reject.retry_after.map(|wait| wait.as_secs_ceil().max(1).to_string());
     let wait = wait.map(|wait| ("retry-after", wait));

@@ -12,7 +12,7 @@ use tonic::Status;
 
 use super::api::{self, AcquireRequest, AcquireResponse, ReleaseRequest};
 use crate::engine::fleet::incarnation::is_incarnation_name;
-use crate::engine::{AdmissionOutcome, CheckError, ConcurrencyRejection, Decision, LimitStatus};
+use crate::engine::{AdmissionOutcome, CheckError, Decision, LimitStatus, Rejection};
 use crate::hook::ID;
 use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::decision::Verdict;
@@ -121,7 +121,7 @@ fn denied_response(decision: &Decision) -> AcquireResponse {
     }
 }
 
-fn rejected_response(rejection: &ConcurrencyRejection) -> AcquireResponse {
+fn rejected_response(rejection: &Rejection) -> AcquireResponse {
     let reject = &rejection.reject;
     AcquireResponse {
         verdict: api::acquire_response::Verdict::Deny.into(),

@@ -1,7 +1,8 @@
 //! Acquires, renews and releases permits by request id.
 
 use super::{SWEEP_INTERVAL, record_no_permits};
-use crate::concurrency::path::PermitLifetime;
+use crate::budgets::BudgetUse;
+use crate::concurrency::path::{PermitLifetime, RequestStart};
 use crate::fleet::forwarding::IdState;
 use crate::kernel::concurrency::ReportedOutcome;
 use crate::kernel::concurrency::permit_registry::{RegisterOutcome, ReleaseOutcome};
@@ -41,11 +42,25 @@ impl Engine {
     /// # Errors
     /// As [`Engine::admit`]. [`CheckError::BadId`] if an acquire with the id waits, or the id has
     /// permits. Nothing is acquired then.
-    pub async fn acquire(
+    pub async fn acquire<'q>(
+        &self,
+        id: (&str, usize),
+        covered: &Check<'q>,
+        question: &Check<'q>,
+        patience: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        self.acquire_and_use(id, (covered, BudgetUse::Charge), question, patience).await
+    }
+
+    /// Like [`Engine::acquire`], and uses budgets in this way.
+    ///
+    /// # Errors
+    /// As [`Engine::acquire`], and [`Engine::admit_reserved`].
+    pub async fn acquire_and_use<'q>(
         &self,
         (id, descriptor): (&str, usize),
-        covered: &Check<'_>,
-        question: &Check<'_>,
+        (covered, budgets): (&Check<'q>, BudgetUse<'_, 'q>),
+        question: &Check<'q>,
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
         // Claimed first, so that an acquire with an id in use changes no counter.
@@ -54,8 +69,9 @@ impl Engine {
             let why = "this id is in flight already: one id is for one request";
             return Err(CheckError::BadId { descriptor, why });
         };
+        let start = RequestStart { covered, budgets };
         let admitted =
-            self.admit_covered(covered, question, patience, PermitLifetime::MaxDuration).await?;
+            self.admit_covered(start, question, patience, PermitLifetime::MaxDuration).await?;
         Ok(match admitted {
             AdmissionOutcome::Decided(answer, permits) if !permits.is_empty() => {
                 self.store_permits(claim, permits);

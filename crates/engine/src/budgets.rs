@@ -1,0 +1,113 @@
+//! Budgets: reserves the estimated cost of a request, and settles what it cost.
+//!
+//! | step | call | effect |
+//! |---|---|---|
+//! | the request starts | [`Engine::admit_request`](crate::Engine::admit_request) | holds in all budgets, or a rejection |
+//! | the request ends | [`Engine::settle`](crate::Engine::settle) | the holds become charges |
+//! | the usage is unknown | the same | the holds are charged as they are |
+//!
+//! Guarantees:
+//! - A check reserves in every budget that its descriptors meet, in all of them or in none.
+//! - Dropping a future of a reserve cancels its holds.
+//! - A rate limit that denies afterwards cancels the holds.
+//! - A check without an id charges its hits to its budgets. A check of 0 hits only reads.
+//! - If the store fails, the strictest `on_store_failure` of the budgets decides. A settle that fails
+//!   leaves its holds to their expiry.
+//!
+//! Not covered:
+//! - What a budget holds and charges (see [`crate::kernel::budget`]).
+//! - The forms in which proxies report usage (`edge`).
+
+mod calls;
+mod guard;
+mod learned;
+mod plan;
+mod start;
+mod store_calls;
+
+use std::hash::Hasher as _;
+
+use siphasher::sip128::{Hasher128 as _, SipHasher24};
+
+use crate::config::prices::TokenCounts;
+use crate::kernel::budget::{Amount, BudgetView, EndedHold, HoldId, PeriodUsage};
+use crate::kernel::decision::Check;
+
+pub(crate) use guard::HeldBudgets;
+pub(crate) use learned::LearnedCosts;
+pub(crate) use start::BudgetAnswer;
+
+/// The budgets that a request uses.
+#[derive(Clone, Copy, Debug)]
+pub enum BudgetUse<'u, 'q> {
+    /// The request reserves, and settles when it ends.
+    Reserve(Reserve<'u, 'q>),
+    /// The request charges the hits of its descriptors, without an id.
+    Charge,
+}
+
+/// A reserve.
+#[derive(Clone, Copy, Debug)]
+pub struct Reserve<'u, 'q> {
+    /// The request id, which the settle repeats.
+    pub id: &'u str,
+    /// The index of the descriptor that contains the id, for errors.
+    pub descriptor: usize,
+    /// The descriptors whose budgets are reserved.
+    pub covered: &'u Check<'q>,
+    /// The largest number of tokens that the request may use, if the caller knows it.
+    pub tokens: Option<u64>,
+}
+
+/// The end of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RequestUsage {
+    /// The tokens that the request used.
+    Tokens(TokenCounts),
+    /// The usage is unknown: the held amounts are charged.
+    Unknown,
+    /// The request used nothing, because it failed before it reached the provider.
+    Nothing,
+}
+
+/// A budget that a call met.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BudgetStatus {
+    /// The path of the rule.
+    pub path: std::sync::Arc<str>,
+    /// What the budget counts.
+    pub unit: crate::config::budget::BudgetUnit,
+    /// The amount of a period, or the sum of the top-ups.
+    pub total: Amount,
+    /// The amounts after the call.
+    pub view: BudgetView,
+    /// The hold that the call ended.
+    pub ended: Option<EndedHold>,
+    /// The usage of the last periods, if the call read them.
+    pub periods: Vec<PeriodUsage>,
+}
+
+/// Returns the id of a hold: a hash of the domain and the request id, the same in all replicas.
+#[must_use]
+pub fn hold_id(domain: &str, id: &str) -> HoldId {
+    hash_id(b'r', domain, id)
+}
+
+/// Returns the id of a top-up. It never equals that of a request.
+#[must_use]
+pub fn top_up_id(domain: &str, id: &str) -> HoldId {
+    hash_id(b't', domain, id)
+}
+
+fn hash_id(kind: u8, domain: &str, id: &str) -> HoldId {
+    // Without a secret, because all replicas must compute the same id. Two requests with one hash are
+    // one request, so a client that finds such ids is denied, as with one id.
+    let mut hasher = SipHasher24::new();
+    hasher.write_u8(kind);
+    hasher.write(domain.as_bytes());
+    // A byte that never occurs in UTF-8 separates the two strings.
+    hasher.write(&[0xff]);
+    hasher.write(id.as_bytes());
+    let hash = hasher.finish128();
+    HoldId(hash.h1, hash.h2)
+}

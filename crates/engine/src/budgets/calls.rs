@@ -1,0 +1,152 @@
+//! Settles, renews, tops up and reads budgets.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::plan::{BudgetPlan, PlannedBudget, model_of};
+use super::store_calls::{PlannedCall, total};
+use super::{BudgetStatus, RequestUsage, hold_id, top_up_id};
+use crate::config::budget::BudgetWindow;
+use crate::kernel::budget::{Amount, BudgetView, HoldId};
+use crate::kernel::decision::Check;
+use crate::kernel::units::Nanos;
+use crate::store::budgets::{BudgetAction, BudgetOutcome, BudgetReply};
+use crate::telemetry::event::{BudgetEvent, Event as _};
+use crate::{CheckError, Engine};
+
+impl Engine {
+    /// Ends the holds of a request. Returns the budgets that it met.
+    ///
+    /// # Errors
+    /// [`CheckError::StoreUnavailable`] if the store did not reply. The holds then expire.
+    pub async fn settle(
+        &self,
+        check: &Check<'_>,
+        id: &str,
+        usage: RequestUsage,
+        timeout: Option<Nanos>,
+    ) -> Result<Vec<BudgetStatus>, CheckError> {
+        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
+        let Some(plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
+            BudgetEvent::NoBudget.emit();
+            return Ok(Vec::new());
+        };
+        let (action, amounts) = match usage {
+            RequestUsage::Tokens(tokens) => {
+                let cost = |budget: &PlannedBudget<'_>| plan.cost(budget.rule, &tokens).ok();
+                plan.budgets.iter().map(cost).collect::<Option<_>>().map_or_else(
+                    || (BudgetAction::SettleHeld, zeros(&plan)),
+                    |amounts| (BudgetAction::Settle, amounts),
+                )
+            }
+            RequestUsage::Unknown => (BudgetAction::SettleHeld, zeros(&plan)),
+            RequestUsage::Nothing => (BudgetAction::Cancel, zeros(&plan)),
+        };
+        let call = PlannedCall { plan: &plan, id: hold_id(check.domain, id), action, amounts };
+        let reply = self.call_planned(&config, &call, timeout).await?;
+        if action == BudgetAction::Settle {
+            self.learn(&call, model_of(plan.usage, check), &reply);
+        }
+        Ok(statuses(&plan, &reply))
+    }
+
+    /// Extends the holds of a request. Returns `false` if none was open.
+    ///
+    /// # Errors
+    /// As [`Engine::settle`].
+    pub async fn renew_budgets(
+        &self,
+        check: &Check<'_>,
+        id: &str,
+        timeout: Option<Nanos>,
+    ) -> Result<bool, CheckError> {
+        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
+        let Some(plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
+            return Ok(false);
+        };
+        let (id, action) = (hold_id(check.domain, id), BudgetAction::Renew);
+        let call = PlannedCall { plan: &plan, id, action, amounts: zeros(&plan) };
+        let reply = self.call_planned(&config, &call, timeout).await?;
+        Ok(matches!(&reply.outcome, BudgetOutcome::Changed(open) if open.contains(&true)))
+    }
+
+    /// Adds `amount` to the prepaid budgets of a check. Returns the budgets, and `false` if the
+    /// top-up with this id was made before.
+    ///
+    /// # Errors
+    /// As [`Engine::settle`].
+    pub async fn top_up(
+        &self,
+        check: &Check<'_>,
+        id: &str,
+        amount: Amount,
+        timeout: Option<Nanos>,
+    ) -> Result<(Vec<BudgetStatus>, bool), CheckError> {
+        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
+        let Some(mut plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
+            return Ok((Vec::new(), false));
+        };
+        plan.budgets.retain(|budget| budget.rule.window == BudgetWindow::Prepaid);
+        if plan.budgets.is_empty() {
+            return Ok((Vec::new(), false));
+        }
+        let amounts = plan.budgets.iter().map(|_| amount).collect();
+        let (id, action) = (top_up_id(check.domain, id), BudgetAction::TopUp);
+        let call = PlannedCall { plan: &plan, id, action, amounts };
+        let reply = self.call_planned(&config, &call, timeout).await?;
+        let is_new = matches!(&reply.outcome, BudgetOutcome::Changed(new) if new.contains(&true));
+        Ok((statuses(&plan, &reply), is_new))
+    }
+
+    /// Returns the budgets that a check meets, with the usage of their last periods.
+    ///
+    /// # Errors
+    /// As [`Engine::settle`].
+    pub async fn read_budgets(
+        &self,
+        check: &Check<'_>,
+        timeout: Option<Nanos>,
+    ) -> Result<Vec<BudgetStatus>, CheckError> {
+        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
+        let Some(plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
+            return Ok(Vec::new());
+        };
+        let (id, action) = (HoldId(0, 0), BudgetAction::Read);
+        let call = PlannedCall { plan: &plan, id, action, amounts: zeros(&plan) };
+        Ok(statuses(&plan, &self.call_planned(&config, &call, timeout).await?))
+    }
+
+    /// Learns the costs of a request that settled for the first time.
+    fn learn(&self, call: &PlannedCall<'_, '_>, model: &str, reply: &BudgetReply) {
+        let BudgetOutcome::Ended(ended) = &reply.outcome else { return };
+        let costs = call.plan.budgets.iter().zip(&call.amounts).zip(ended);
+        for ((budget, cost), ended) in costs {
+            if ended.ended.is_first() {
+                self.learned_costs.observe(&budget.key, model, *cost);
+            }
+        }
+    }
+}
+
+fn zeros(plan: &BudgetPlan<'_>) -> SmallVec<[Amount; 2]> {
+    plan.budgets.iter().map(|_| Amount(0)).collect()
+}
+
+fn statuses(plan: &BudgetPlan<'_>, reply: &BudgetReply) -> Vec<BudgetStatus> {
+    let status = |(at, (budget, view)): (usize, (&PlannedBudget<'_>, &BudgetView))| BudgetStatus {
+        path: Arc::clone(&budget.rule.path),
+        unit: budget.rule.unit,
+        total: total(budget, view),
+        view: *view,
+        ended: match &reply.outcome {
+            BudgetOutcome::Ended(ended) => ended.get(at).copied(),
+            _ => None,
+        },
+        periods: match &reply.outcome {
+            BudgetOutcome::Read(periods) => periods.get(at).cloned().unwrap_or_default(),
+            _ => Vec::new(),
+        },
+    };
+    plan.budgets.iter().zip(&reply.views).enumerate().map(status).collect()
+}

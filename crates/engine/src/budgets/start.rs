@@ -1,0 +1,225 @@
+//! Reserves and charges at the start of a request.
+
+use smallvec::SmallVec;
+
+use super::plan::{BudgetPlan, NoPrice, PlannedBudget, model_of};
+use super::store_calls::{PlannedCall, total};
+use super::{BudgetUse, HeldBudgets, Reserve, hold_id};
+use crate::active_config::ActiveConfig;
+use crate::config::FallbackMode;
+use crate::config::budget::Estimate;
+use crate::config::concurrency::RejectReply;
+use crate::config::prices::TokenCounts;
+use crate::kernel::budget::{Amount, BudgetView, DenialCause, HoldId, Reserved};
+use crate::kernel::decision::{Check, Reason, RuleVerdict};
+use crate::kernel::units::Nanos;
+use crate::store::StoreFailure;
+use crate::store::budgets::{BudgetAction, BudgetOutcome, MAX_BUDGETS};
+use crate::telemetry::event::{BudgetEvent, Event as _};
+use crate::{CheckError, Engine, Rejection};
+
+/// The HTTP status of a request that a budget rejects.
+const STATUS: u16 = 429;
+
+/// The wait after a rejection because of requests in flight: about the time of one of them.
+const RETRY_WHILE_HELD: Nanos = Nanos::SECOND;
+
+const REPEATED_ID: &str = "this id is in flight or has ended: one id is for one request";
+
+/// The result of a check's budgets.
+pub(crate) enum BudgetAnswer {
+    /// The budgets allow the check. Contains its holds.
+    Allowed(Option<HeldBudgets>),
+    /// A budget rejects the check.
+    Rejected(Rejection),
+}
+
+impl Engine {
+    /// Applies a check to its budgets, if the configuration has any.
+    pub(crate) async fn use_budgets_if_any<'q>(
+        &self,
+        check: (&Check<'q>, BudgetUse<'_, 'q>),
+        time_left: Option<Nanos>,
+    ) -> Result<BudgetAnswer, CheckError> {
+        let config = self.active.load_full().filter(|config| config.has_budgets);
+        let Some(config) = config else { return Ok(BudgetAnswer::Allowed(None)) };
+        let deadline = time_left.map(|left| self.clock().now().plus(left));
+        // Boxed, to keep the future of checks without budgets small.
+        Box::pin(self.use_budgets(&config, check, deadline)).await
+    }
+
+    /// Applies a check to its budgets, before its rate limits are decided.
+    async fn use_budgets<'q>(
+        &self,
+        config: &ActiveConfig,
+        (check, budgets): (&Check<'q>, BudgetUse<'_, 'q>),
+        deadline: Option<Nanos>,
+    ) -> Result<BudgetAnswer, CheckError> {
+        let covered = match budgets {
+            BudgetUse::Reserve(reserve) => reserve.covered,
+            BudgetUse::Charge => check,
+        };
+        let plan = BudgetPlan::new(config, covered, self.clock.now());
+        let Some(plan) = plan else { return Ok(BudgetAnswer::Allowed(None)) };
+        let most = MAX_BUDGETS;
+        if most < plan.budgets.len() {
+            return Err(CheckError::TooManyDescriptors { got: plan.budgets.len(), most });
+        }
+        let answer = match budgets {
+            BudgetUse::Reserve(reserve) => self.reserve(config, &plan, reserve, deadline).await?,
+            BudgetUse::Charge => self.charge(config, &plan, deadline).await?,
+        };
+        if let BudgetAnswer::Rejected(rejection) = &answer {
+            self.publish_rejected_check(check, rejection);
+        }
+        Ok(answer)
+    }
+
+    async fn reserve(
+        &self,
+        config: &ActiveConfig,
+        plan: &BudgetPlan<'_>,
+        reserve: Reserve<'_, '_>,
+        deadline: Option<Nanos>,
+    ) -> Result<BudgetAnswer, CheckError> {
+        let model = model_of(plan.usage, reserve.covered);
+        let amounts = plan.budgets.iter().map(|budget| {
+            let estimate = self.estimate(plan, budget, model, reserve.tokens);
+            estimate.map_err(|NoPrice| budget)
+        });
+        let amounts: SmallVec<[Amount; 2]> = match amounts.collect() {
+            Ok(amounts) => amounts,
+            Err(budget) => return Ok(reject(config, budget, Reason::NoPrice, None)),
+        };
+        let id = hold_id(reserve.covered.domain, reserve.id);
+        let call = PlannedCall { plan, id, action: BudgetAction::Reserve, amounts };
+        let reply = self.call_with_current_periods(&call, deadline).await;
+        let (reply, held) = match reply {
+            Ok(reply) => reply,
+            Err(cause) => return self.without_store(config, plan, cause),
+        };
+        let BudgetOutcome::Reserved(reserved) = reply.outcome else {
+            return self.without_store(config, plan, StoreFailure::InvalidReply);
+        };
+        match reserved {
+            Reserved::Held => {
+                BudgetEvent::Reserved.emit();
+                self.count_views(config, plan, &reply.views);
+                Ok(BudgetAnswer::Allowed(held))
+            }
+            Reserved::Repeated | Reserved::Ended => {
+                BudgetEvent::RepeatedId.emit();
+                Err(CheckError::BadId { descriptor: reserve.descriptor, why: REPEATED_ID })
+            }
+            Reserved::Denied(denial) => {
+                BudgetEvent::Denied.emit();
+                let (Some(budget), Some(view)) =
+                    (plan.budgets.get(denial.index), reply.views.get(denial.index))
+                else {
+                    return self.without_store(config, plan, StoreFailure::InvalidReply);
+                };
+                let (reason, wait) = reason_of(denial.cause, view, reply.now);
+                Ok(reject(config, budget, reason, wait))
+            }
+        }
+    }
+
+    /// Returns what a request is expected to cost a budget.
+    fn estimate(
+        &self,
+        plan: &BudgetPlan<'_>,
+        budget: &PlannedBudget<'_>,
+        model: &str,
+        tokens: Option<u64>,
+    ) -> Result<Amount, NoPrice> {
+        let usage = plan.usage;
+        let cost =
+            |tokens| plan.cost(budget.rule, &TokenCounts { any: tokens, ..Default::default() });
+        let asked = cost(tokens.unwrap_or(usage.at_most).min(usage.at_most));
+        match usage.estimate {
+            Estimate::Tokens(tokens) => cost(tokens.min(usage.at_most)),
+            Estimate::MaxTokens => asked,
+            Estimate::Learn => {
+                let learned = self.learned_costs.estimate(&budget.key, model);
+                asked.map(|asked| learned.map_or(asked, |learned| learned.min(asked)))
+            }
+        }
+    }
+
+    /// Charges the hits of a check.
+    async fn charge(
+        &self,
+        config: &ActiveConfig,
+        plan: &BudgetPlan<'_>,
+        deadline: Option<Nanos>,
+    ) -> Result<BudgetAnswer, CheckError> {
+        let amounts = plan.budgets.iter().map(|budget| {
+            let tokens = TokenCounts { any: budget.hits, ..TokenCounts::default() };
+            plan.cost(budget.rule, &tokens).map_err(|NoPrice| budget)
+        });
+        let amounts: SmallVec<[Amount; 2]> = match amounts.collect() {
+            Ok(amounts) => amounts,
+            Err(budget) => return Ok(reject(config, budget, Reason::NoPrice, None)),
+        };
+        let call = PlannedCall { plan, id: HoldId(0, 0), action: BudgetAction::Charge, amounts };
+        let (reply, _) = match self.call_with_current_periods(&call, deadline).await {
+            Ok(reply) => reply,
+            Err(cause) => return self.without_store(config, plan, cause),
+        };
+        let BudgetOutcome::Changed(allowed) = &reply.outcome else {
+            return self.without_store(config, plan, StoreFailure::InvalidReply);
+        };
+        self.count_views(config, plan, &reply.views);
+        let denied = allowed.iter().position(|is_allowed| !is_allowed);
+        let denied = denied.and_then(|at| plan.budgets.get(at).zip(reply.views.get(at)));
+        let Some((budget, view)) = denied else { return Ok(BudgetAnswer::Allowed(None)) };
+        BudgetEvent::Denied.emit();
+        let is_held = view.usage.settled < total(budget, view);
+        let cause = if is_held { DenialCause::InFlight } else { DenialCause::Spent };
+        let (reason, wait) = reason_of(cause, view, reply.now);
+        Ok(reject(config, budget, reason, wait))
+    }
+
+    /// Returns the answer while the store fails: that of the strictest budget.
+    fn without_store(
+        &self,
+        config: &ActiveConfig,
+        plan: &BudgetPlan<'_>,
+        cause: StoreFailure,
+    ) -> Result<BudgetAnswer, CheckError> {
+        BudgetEvent::StoreFailed.emit();
+        let enforced = || plan.budgets.iter().filter(|it| !it.rule.shadow && !self.is_shadow());
+        let with = |mode| enforced().find(|budget| budget.rule.on_store_failure == mode);
+        if let Some(budget) = with(FallbackMode::Deny) {
+            return Ok(reject(config, budget, Reason::StoreDownDenied, Some(RETRY_WHILE_HELD)));
+        }
+        if with(FallbackMode::Error).is_some() {
+            return Err(CheckError::StoreUnavailable(cause));
+        }
+        Ok(BudgetAnswer::Allowed(None))
+    }
+}
+
+fn reject(
+    config: &ActiveConfig,
+    budget: &PlannedBudget<'_>,
+    reason: Reason,
+    retry_after: Option<Nanos>,
+) -> BudgetAnswer {
+    config.counters.count(budget.rule.number, RuleVerdict::Deny);
+    let reject = RejectReply { status: STATUS, retry_after, ..RejectReply::default() };
+    let path = budget.rule.path.as_ref().into();
+    BudgetAnswer::Rejected(Rejection { reject, reason, path, load: None })
+}
+
+/// Returns the reason of a denial, and the wait after which the request may be allowed.
+fn reason_of(cause: DenialCause, view: &BudgetView, now: Nanos) -> (Reason, Option<Nanos>) {
+    match cause {
+        DenialCause::ExceedsAmount => (Reason::LargerThanBudget, None),
+        DenialCause::Spent | DenialCause::OutsidePeriods => {
+            (Reason::BudgetSpent, view.end.map(|end| end.since(now)))
+        }
+        DenialCause::InFlight => (Reason::BudgetHeld, Some(RETRY_WHILE_HELD)),
+        DenialCause::Full => (Reason::StoreFull, Some(RETRY_WHILE_HELD)),
+    }
+}
