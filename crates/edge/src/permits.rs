@@ -22,7 +22,9 @@ use super::grpc::convert;
 use super::{check_error_outcome, verdict_outcome};
 use crate::engine::budgets::{BudgetUse, Reserve};
 use crate::engine::concurrency::with_queue_time;
-use crate::engine::{AdmissionOutcome, CheckError, Engine, RequestPermits, validate_id};
+use crate::engine::{
+    AdmissionOutcome, CheckError, Engine, PermitLifetime, RequestPermits, RequestStart, validate_id,
+};
 use crate::kernel::decision::Check;
 use crate::kernel::units::Nanos;
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
@@ -36,6 +38,8 @@ pub(crate) struct Permits<'e> {
     pub(crate) engine: &'e Engine,
     options: &'e ReplyOptions,
     protocol: Protocol,
+    /// The reserve of the request. Without one, a check charges its hits to its budgets.
+    reserve: Option<ReservedPart<'e>>,
 }
 
 /// The part of the process that keeps the permits of a request.
@@ -49,8 +53,6 @@ pub(crate) enum Holder<'h> {
         id: &'h str,
         /// The indexes of the descriptors that need permits; `None`: all.
         covered: Option<&'h [usize]>,
-        /// The reserve of the request, if it has one.
-        reserve: Option<ReservedPart<'h>>,
     },
     /// The caller, until it drops them. They have no deadline, because it always detects the end of
     /// the request.
@@ -62,15 +64,17 @@ pub(crate) enum Holder<'h> {
 impl<'h> Holder<'h> {
     /// Creates the holder of a request whose descriptors all need permits.
     pub(crate) const fn of_id(id: &'h str) -> Self {
-        Self::Id { id, covered: None, reserve: None }
+        Self::Id { id, covered: None }
     }
 }
 
 /// The reserve of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReservedPart<'h> {
-    /// The indexes of the descriptors whose budgets are reserved; at least one.
-    pub(crate) budgets: &'h [usize],
+    /// The request id.
+    pub(crate) id: &'h str,
+    /// The indexes of the descriptors whose budgets are reserved; `None`: all.
+    pub(crate) budgets: Option<&'h [usize]>,
     /// The largest number of tokens that the request may use, if the proxy knows it.
     pub(crate) tokens: Option<u64>,
 }
@@ -81,10 +85,15 @@ impl<'e> Permits<'e> {
         options: &'e ReplyOptions,
         protocol: Protocol,
     ) -> Self {
-        Self { engine, options, protocol }
+        Self { engine, options, protocol, reserve: None }
     }
 
-    /// Acquires the permits of a request, and decides its rate limits, within `timeout`.
+    /// Returns the same with a reserve of the request.
+    pub(crate) const fn reserving(self, reserve: Option<ReservedPart<'e>>) -> Self {
+        Self { reserve, ..self }
+    }
+
+    /// Acquires the permits of a request, uses its budgets, and decides its rate limits, within `timeout`.
     pub(crate) async fn acquire(
         self,
         request: &RateLimitRequest,
@@ -93,40 +102,43 @@ impl<'e> Permits<'e> {
     ) -> Result<AdmissionOutcome, CheckError> {
         let check = self.to_check(request);
         let check = check.inspect_err(|_| self.record_without_permits(holder))?;
-        match holder {
-            Holder::Nobody => self.engine.decide_and_charge(&check, timeout).await,
-            Holder::Id { id, covered, reserve } => {
-                self.acquire_by_id(id, (covered, reserve), &check, timeout).await
-            }
-            Holder::Caller => self.engine.admit(&check, timeout).await,
-            Holder::CallerWithDeadline => self.engine.admit_with_deadline(&check, timeout).await,
-        }
+        let Some(part) = self.reserve else {
+            return self.start((&check, holder), BudgetUse::Charge, timeout).await;
+        };
+        let ReservedPart { id, budgets, tokens } = part;
+        let descriptor = budgets.and_then(<[_]>::first).copied().unwrap_or_default();
+        validate_id(id).map_err(|why| CheckError::BadId { descriptor, why })?;
+        let covered = budgets.map(|budgets| covered_part(&check, budgets));
+        let covered = covered.as_ref().unwrap_or(&check);
+        let reserve = BudgetUse::Reserve(Reserve { id, descriptor, covered, tokens });
+        self.start((&check, holder), reserve, timeout).await
     }
 
-    async fn acquire_by_id(
+    async fn start<'q>(
         self,
-        id: &str,
-        (permits, reserve): (Option<&[usize]>, Option<ReservedPart<'_>>),
-        check: &Check<'_>,
+        (check, holder): (&Check<'q>, Holder<'_>),
+        budgets: BudgetUse<'_, 'q>,
         timeout: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
-        let indexes = permits.filter(|permits| !permits.is_empty());
-        let indexes = indexes.or(reserve.map(|reserve| reserve.budgets));
-        let descriptor = indexes.and_then(<[_]>::first).copied().unwrap_or_default();
-        validate_id(id).map_err(|why| CheckError::BadId { descriptor, why })?;
-        let needs_permits = permits.is_none_or(|permits| !permits.is_empty());
-        let covered = permits.map(|permits| covered_part(check, permits));
-        let covered = covered.as_ref().unwrap_or(check);
-        let Some(ReservedPart { budgets, tokens }) = reserve else {
-            return self.engine.acquire((id, descriptor), covered, check, timeout).await;
+        let start = RequestStart { covered: check, budgets };
+        let lifetime = match holder {
+            Holder::Id { id, covered } if covered.is_none_or(|covered| !covered.is_empty()) => {
+                let first = covered.and_then(<[_]>::first).copied().unwrap_or_default();
+                validate_id(id).map_err(|why| CheckError::BadId { descriptor: first, why })?;
+                let covered = covered.map(|covered| covered_part(check, covered));
+                let start = RequestStart { covered: covered.as_ref().unwrap_or(check), ..start };
+                return self.engine.acquire_and_use((id, first), start, check, timeout).await;
+            }
+            Holder::Nobody | Holder::Id { .. } => {
+                let covered = &covered_part(check, &[]);
+                let start = RequestStart { covered, ..start };
+                let lifetime = PermitLifetime::UntilReleased;
+                return self.engine.admit_request(start, check, timeout, lifetime).await;
+            }
+            Holder::Caller => PermitLifetime::UntilReleased,
+            Holder::CallerWithDeadline => PermitLifetime::MaxDuration,
         };
-        let reserved = covered_part(check, budgets);
-        let reserve = Reserve { id, descriptor, covered: &reserved, tokens };
-        if !needs_permits {
-            return self.engine.admit_reserved(reserve, check, timeout).await;
-        }
-        let uses = (covered, BudgetUse::Reserve(reserve));
-        self.engine.acquire_and_use((id, descriptor), uses, check, timeout).await
+        self.engine.admit_request(start, check, timeout, lifetime).await
     }
 
     /// Records that a request with an id has no permits.

@@ -65,7 +65,7 @@ use crate::unmatched::UnmatchedDescriptors;
 use arc_swap::ArcSwapOption;
 use std::sync::Arc;
 
-pub use concurrency::path::AdmissionOutcome;
+pub use concurrency::path::{AdmissionOutcome, PermitLifetime, RequestStart};
 pub use concurrency::permit_ids::validate_id;
 pub use concurrency::request_permits::RequestPermits;
 pub use decide::local_fallback::LocalFallback;

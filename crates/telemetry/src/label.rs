@@ -155,6 +155,8 @@ named_enum! {
         Permits = "permits",
         /// Checks of proxies that lease hits, in `sluicegate.v1.Leases`.
         Leases = "leases",
+        /// This project's own service, `sluicegate.v1.Budgets`.
+        Budgets = "budgets",
     }
 }
 

@@ -180,5 +180,6 @@ const fn operation_name(protocol: Protocol) -> &'static str {
         Protocol::AccessLog => "envoy.service.accesslog.v3.AccessLogService",
         Protocol::Permits => "sluicegate.v1.Permits/Acquire",
         Protocol::Leases => "sluicegate.v1.Leases/Exchange",
+        Protocol::Budgets => "sluicegate.v1.Budgets/Reserve",
     }
 }

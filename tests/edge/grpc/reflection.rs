@@ -112,6 +112,7 @@ async fn reflection_lists_all_services() {
             SERVICE,
             "grpc.health.v1.Health",
             "grpc.reflection.v1.ServerReflection",
+            "sluicegate.v1.Budgets",
             "sluicegate.v1.Leases",
             "sluicegate.v1.Permits"
         ]

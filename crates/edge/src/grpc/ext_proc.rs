@@ -2,7 +2,8 @@
 //! which opens one stream per HTTP request.
 //!
 //! Guarantees:
-//! - The stream's end releases the permits, also if the client, upstream or proxy fails.
+//! - The stream's end releases the permits and settles the budgets, also if the client, upstream or
+//!   proxy fails.
 //! - During a drain, permits of shared limits stay counted until `max_duration`.
 //! - While a request waits in a queue, Envoy's message timeout is extended.
 //! - If a request has no permits, the first reply tells Envoy to send no more messages.
@@ -12,10 +13,12 @@
 //!
 //! Not covered: the upstream's own latency. The measured latency is the duration of the stream.
 
+mod budgets;
 mod first_message;
 mod header_lines;
 mod replies;
 mod request_end;
+mod started_request;
 mod upstream_answer;
 
 use std::sync::Arc;
@@ -24,6 +27,7 @@ use std::time::Duration;
 use envoy_types::pb::envoy::service::ext_proc::v3::external_processor_server::ExternalProcessor;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_response::Response as Reply;
 use envoy_types::pb::envoy::service::ext_proc::v3::{HeadersResponse, ProcessingRequest};
+use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use tokio::sync::{mpsc, watch};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -34,13 +38,15 @@ use super::ext_authz::error_status;
 use crate::ReplyOptions;
 use crate::body_memory::BodyLimits;
 use crate::config::hooks::Hooks;
+use crate::engine::budgets::RequestUsage;
 use crate::engine::{AdmissionOutcome, Engine, RequestPermits};
 use crate::hook::{self, HookError};
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
-use crate::permits::{Holder, Permits, wait_until_drained};
+use crate::permits::{Holder, Permits, ReservedPart, wait_until_drained};
 use crate::telemetry::event::Protocol;
 use crate::telemetry::trace;
+use budgets::{ResponseUsage, StreamHolds};
 pub use first_message::ROUTE_HOOK_ATTRIBUTE;
 use first_message::hook_request;
 pub use replies::FENCED_HEADER;
@@ -49,6 +55,7 @@ use replies::{
     rejected_reply, to_processing_response,
 };
 use request_end::reply_until_end;
+use started_request::{StartedRequest, renew, with_holds};
 
 /// The gRPC metadata key with the name of the hook, set by Envoy's `ext_proc` configuration.
 pub const HOOK_HEADER: &str = "x-sluicegate-hook";
@@ -113,41 +120,47 @@ impl ExtProcService {
         mut messages: Streaming<ProcessingRequest>,
         replies: &ProcessingReplySender,
     ) {
-        let permits = tokio::select! {
+        let started = tokio::select! {
             // Envoy closed the stream. Dropping the other branch releases the permits.
             () = replies.closed() => return,
-            permits = self.decide_and_reply(hook_and_span, &mut messages, replies) => permits,
+            started = self.decide_and_reply(hook_and_span, &mut messages, replies) => started,
         };
-        if !permits.is_empty() {
-            self.await_request_end(permits, messages, replies).await;
+        if !started.is_empty() {
+            self.await_request_end(started, messages, replies).await;
         }
     }
 
-    /// Decides the first message, sends the reply and returns the acquired permits.
+    /// Decides the first message, sends the reply and returns what the request has.
     async fn decide_and_reply(
         &self,
         (hook, span): (Option<&str>, trace::TraceSpan),
         messages: &mut Streaming<ProcessingRequest>,
         replies: &ProcessingReplySender,
-    ) -> RequestPermits {
+    ) -> StartedRequest {
         let mut draining = self.draining.clone();
         let first_message = tokio::select! {
             first_message = messages.message() => first_message,
             // Otherwise a stream without a first message would delay the shutdown.
-            _ = draining.wait_for(|is_draining| *is_draining) => return RequestPermits::default(),
+            _ = draining.wait_for(|is_draining| *is_draining) => return StartedRequest::default(),
         };
         let result = match first_message {
             Ok(Some(first_message)) => span.scope(self.decide(hook, first_message, replies)).await,
-            Ok(None) => return RequestPermits::default(),
+            Ok(None) => return StartedRequest::default(),
             Err(status) => Err(count_unreadable(&status, Protocol::ExtProc)),
         };
-        let (reply, permits) = match result {
-            Ok((reply, permits)) if permits.is_empty() => (Ok(final_response(reply)), permits),
-            Ok((reply, permits)) => (Ok(to_processing_response(reply)), permits),
-            Err(status) => (Err(status), RequestPermits::default()),
+        let (reply, mut started) = match result {
+            Ok((reply, started)) if started.is_empty() => (Ok(final_response(reply)), started),
+            Ok((reply, started)) => (Ok(to_processing_response(reply)), started),
+            Err(status) => (Err(status), StartedRequest::default()),
         };
-        // If the send fails, Envoy has closed the stream, so the permits are released.
-        if replies.send(reply).await.is_ok() { permits } else { RequestPermits::default() }
+        // If the send fails, Envoy has closed the stream, so everything is released.
+        if replies.send(reply).await.is_err() {
+            return StartedRequest::default();
+        }
+        if let Some(holds) = &mut started.holds {
+            holds.usage = Some(RequestUsage::Unknown);
+        }
+        started
     }
 
     async fn decide(
@@ -155,14 +168,32 @@ impl ExtProcService {
         hook: Option<&str>,
         first_message: ProcessingRequest,
         replies: &ProcessingReplySender,
-    ) -> Result<(Reply, RequestPermits), Status> {
+    ) -> Result<(Reply, StartedRequest), Status> {
         let request = hook_request(&self.hooks, hook, &first_message)?;
         // Frees the decoded message, many times its encoded size, before waiting in a queue.
         drop(first_message);
         let bytes = request.as_ref().map_or(0, convert::memory_bytes);
         let _memory = self.bodies.charge(bytes).map_err(memory_full)?;
+        let holds = match &request {
+            Ok(request) => {
+                StreamHolds::new((&self.engine, &self.reporting), request, &self.bodies)?
+            }
+            Err(_) => None,
+        };
+        let reserve = holds.as_ref().map(StreamHolds::reserve);
+        let reply = self.decide_request(request.as_ref(), reserve, replies).await?;
+        Ok(with_holds(reply, holds))
+    }
+
+    /// Decides a request, and extends Envoy's timeout if it waits.
+    async fn decide_request(
+        &self,
+        request: Result<&RateLimitRequest, &HookError>,
+        reserve: Option<ReservedPart<'_>>,
+        replies: &ProcessingReplySender,
+    ) -> Result<(Reply, Option<RequestPermits>), Status> {
         let permits = Permits::new(&self.engine, &self.reporting, Protocol::ExtProc);
-        let (request, how) = (request.as_ref(), (Holder::Caller, None));
+        let (permits, how) = (permits.reserving(reserve), (Holder::Caller, None));
         let decided = hook::decide(permits, request, how, |result| self.to_reply(result));
         let mut decided = std::pin::pin!(decided);
         tokio::select! {
@@ -178,38 +209,49 @@ impl ExtProcService {
         decided.await
     }
 
+    /// Returns the reply, and the permits of a request that may pass.
     fn to_reply(
         &self,
         result: Result<AdmissionOutcome, HookError>,
-    ) -> Result<(Reply, RequestPermits), Status> {
-        let (headers, none) = (&self.reporting.headers, RequestPermits::default());
+    ) -> Result<(Reply, Option<RequestPermits>), Status> {
+        let headers = &self.reporting.headers;
         let unchanged = Reply::RequestHeaders(HeadersResponse::default());
         match result {
             Ok(AdmissionOutcome::Rejected(rejection)) => {
-                Ok((rejected_reply(headers, &rejection), none))
+                Ok((rejected_reply(headers, &rejection), None))
             }
             Ok(AdmissionOutcome::Decided(decision, permits)) => match decision.verdict {
-                Verdict::Allow => Ok((unchanged, permits)),
-                Verdict::Deny => Ok((denied_reply(headers, &decision), none)),
+                Verdict::Allow => Ok((unchanged, Some(permits))),
+                Verdict::Deny => Ok((denied_reply(headers, &decision), None)),
             },
-            Err(HookError::NoDescriptors) => Ok((unchanged, none)),
+            Err(HookError::NoDescriptors) => Ok((unchanged, None)),
             Err(error) => Err(error_status(&error)),
         }
     }
 
-    /// Replies to Envoy's later messages until the request ends, then releases the permits.
+    /// Replies to Envoy's later messages until the request ends, then releases and settles.
     async fn await_request_end(
         &self,
-        permits: RequestPermits,
+        started: StartedRequest,
         mut messages: Streaming<ProcessingRequest>,
         replies: &ProcessingReplySender,
     ) {
-        let mut draining = self.draining.clone();
+        let StartedRequest { permits, mut holds } = started;
+        let (mut draining, mut usage) = (self.draining.clone(), ResponseUsage::default());
         let outcome = tokio::select! {
             biased;
-            outcome = reply_until_end(&permits, &mut messages, replies) => outcome,
-            () = wait_until_drained(&mut draining, Some(&permits)) => return permits.leave_to_deadlines(),
+            outcome = reply_until_end(&permits, &mut usage, &mut messages, replies) => outcome,
+            () = wait_until_drained(&mut draining, Some(&permits)) => {
+                if let Some(holds) = &mut holds {
+                    holds.usage = None;
+                }
+                return permits.leave_to_deadlines();
+            }
+            () = renew(holds.as_ref()) => None,
         };
+        if let Some(holds) = &mut holds {
+            holds.usage = Some(usage.usage());
+        }
         if let Some(outcome) = outcome {
             permits.release(outcome, None);
         }

@@ -1,5 +1,5 @@
-//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`, permits, leases, access logs, health
-//! and reflection.
+//! Serves the gRPC port: rate limits, `ext_authz`, `ext_proc`, permits, budgets, leases, access logs,
+//! health and reflection.
 //!
 //! Guarantees:
 //! - A vanished proxy with permit streams is detected within two seconds ([`PING_INTERVAL`] plus
@@ -9,6 +9,7 @@
 
 pub mod access_log;
 mod bounded_body;
+pub mod budgets;
 pub mod call_timeout;
 mod connections;
 pub mod convert;
@@ -54,6 +55,8 @@ use crate::config::settings::ProxyAccess;
 use crate::engine::Engine;
 use crate::telemetry::event::Protocol;
 use access_log::AccessLogService;
+use budgets::BudgetsService;
+use budgets::api::budgets_server::BudgetsServer;
 use ext_authz::AuthorizationService;
 use ext_proc::ExtProcService;
 use health_service::HealthService;
@@ -75,6 +78,8 @@ use tls::ServerTls;
 const ENVOY_DESCRIPTORS: &[u8] = include_bytes!("../../../../proto/ratelimit.binpb");
 
 const PERMITS_DESCRIPTORS: &[u8] = include_bytes!("../../../../proto/sluicegate/v1/permits.binpb");
+
+const BUDGETS_DESCRIPTORS: &[u8] = include_bytes!("../../../../proto/sluicegate/v1/budgets.binpb");
 
 const LEASES_DESCRIPTORS: &[u8] = include_bytes!("../../../../proto/sluicegate/v1/leases.binpb");
 
@@ -147,6 +152,7 @@ pub async fn serve_with_timeouts(
         bodies.clone(),
         draining.clone(),
     );
+    let budgets = BudgetsService::new(Arc::clone(&engine), reporting.clone(), bodies.clone());
     let leases = LeasesService::new(Arc::clone(&engine), grpc.proxies, draining.clone());
     let access_logs = AccessLogService::new(Arc::clone(&engine), draining.clone());
     let processor = ExtProcService::new(engine, (reporting, hooks), bodies, draining);
@@ -164,6 +170,7 @@ pub async fn serve_with_timeouts(
             .add_service(ExternalProcessorServer::new(processor))
             .add_service(access_logs)
             .add_service(StatusCodeMapper(PermitsServer::new(permits_service), Protocol::Permits))
+            .add_service(StatusCodeMapper(BudgetsServer::new(budgets), Protocol::Budgets))
             .add_service(StatusCodeMapper(LeasesServer::new(leases), Protocol::Leases))
             .add_service(TimedHealth(health, health_engine));
     if grpc.reflection {
@@ -193,6 +200,7 @@ fn reflection() -> Result<ServerReflectionServer<impl ServerReflection>, Reflect
     tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(ENVOY_DESCRIPTORS)
         .register_encoded_file_descriptor_set(PERMITS_DESCRIPTORS)
+        .register_encoded_file_descriptor_set(BUDGETS_DESCRIPTORS)
         .register_encoded_file_descriptor_set(LEASES_DESCRIPTORS)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()

@@ -10,7 +10,7 @@
 //! The protobuf messages are documented in `proto/sluicegate/v1/permits.proto`.
 
 pub mod api;
-mod messages;
+pub(super) mod messages;
 pub mod permit_stream;
 
 use std::net::IpAddr;

@@ -109,7 +109,9 @@ impl RateLimitService {
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
         let check = self.to_check(request)?;
         if self.engine.has_budgets() {
-            let admitted = Box::pin(self.engine.decide_and_charge(&check, timeout)).await?;
+            let permits = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
+            let admitted = permits.acquire(request, Holder::Nobody, timeout);
+            let admitted = Box::pin(admitted).await?;
             let covered: Vec<_> = (0..request.descriptors.len()).collect();
             return Ok(self.admission_reply(request, &covered, &admitted));
         }
@@ -167,9 +169,11 @@ impl RateLimitService {
         timeout: Option<Nanos>,
     ) -> RlsReply {
         let RequestStart { id, permits, budgets, tokens } = start;
-        let edge = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
-        let reserve = (!budgets.is_empty()).then_some(ReservedPart { budgets, tokens: *tokens });
-        let holder = Holder::Id { id, covered: Some(permits), reserve };
+        let (indexes, tokens) = (Some(&budgets[..]), *tokens);
+        let part = ReservedPart { id, budgets: indexes, tokens };
+        let edge = Permits::new(&self.engine, &self.reporting, Protocol::Grpc)
+            .reserving((!budgets.is_empty()).then_some(part));
+        let holder = Holder::Id { id, covered: Some(permits) };
         let covered = [&permits[..], &budgets[..]].concat();
         let admitted = edge.acquire(request, holder, timeout).await?;
         Ok(self.admission_reply(request, &covered, &admitted))

@@ -71,6 +71,14 @@ impl Engine {
         Ok(matches!(&reply.outcome, BudgetOutcome::Changed(open) if open.contains(&true)))
     }
 
+    /// Returns how often the holds of a check must be renewed; `None` if it meets no budget.
+    #[must_use]
+    pub fn renewal_interval_of_holds(&self, check: &Check<'_>) -> Option<Nanos> {
+        let config = self.active.load_full().filter(|config| config.has_budgets)?;
+        let plan = BudgetPlan::new(&config, check, self.clock.now())?;
+        Some(Nanos(plan.usage.time_limit.0 / 2))
+    }
+
     /// Adds `amount` to the prepaid budgets of a check. Returns the budgets, and `false` if the
     /// top-up with this id was made before.
     ///

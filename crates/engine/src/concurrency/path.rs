@@ -25,7 +25,7 @@ use super::request_permits::RequestPermits;
 use super::terms;
 use super::wait_deadlines::{WaitDeadlines, time_left};
 use crate::active_config::ActiveConfig;
-use crate::budgets::{BudgetAnswer, BudgetUse, HeldBudgets, Reserve};
+use crate::budgets::{BudgetAnswer, BudgetUse, HeldBudgets};
 use crate::concurrency::{
     BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit, StrictLimit,
     rules_at_process,
@@ -63,7 +63,7 @@ enum AcquirePass {
 
 /// The time after which a permit expires unless it is renewed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PermitLifetime {
+pub enum PermitLifetime {
     /// Never, because the end of the request is always reported.
     UntilReleased,
     /// After `max_duration`, because the end of the request may never be reported.
@@ -72,11 +72,11 @@ pub(crate) enum PermitLifetime {
 
 /// What a request needs before its rate limits are decided.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct RequestStart<'s, 'q> {
+pub struct RequestStart<'s, 'q> {
     /// The descriptors that need permits.
-    pub(crate) covered: &'s Check<'q>,
+    pub covered: &'s Check<'q>,
     /// The budgets of the request.
-    pub(crate) budgets: BudgetUse<'s, 'q>,
+    pub budgets: BudgetUse<'s, 'q>,
 }
 
 type RequiredLimits<'c> = SmallVec<[(CounterKey, &'c ConcurrencyLimit); 2]>;
@@ -95,7 +95,7 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
         let start = RequestStart { covered: question, budgets: BudgetUse::Charge };
-        self.admit_covered(start, question, patience, PermitLifetime::UntilReleased).await
+        self.admit_request(start, question, patience, PermitLifetime::UntilReleased).await
     }
 
     /// Like [`Engine::admit`], for a caller that may never report the end of the request. Each
@@ -109,40 +109,14 @@ impl Engine {
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
         let start = RequestStart { covered: question, budgets: BudgetUse::Charge };
-        self.admit_covered(start, question, patience, PermitLifetime::MaxDuration).await
+        self.admit_request(start, question, patience, PermitLifetime::MaxDuration).await
     }
 
-    /// Reserves in the budgets of a request that needs no permit, then decides its rate limits.
+    /// Acquires permits and uses budgets as `start` says, then decides the rate limits.
     ///
     /// # Errors
-    /// As [`Engine::admit`]. [`CheckError::BadId`] if the id is in flight or has ended.
-    pub async fn admit_reserved<'q>(
-        &self,
-        reserve: Reserve<'_, 'q>,
-        question: &Check<'q>,
-        patience: Option<Nanos>,
-    ) -> Result<AdmissionOutcome, CheckError> {
-        let covered = &Check { domain: question.domain, descriptors: SmallVec::new() };
-        let start = RequestStart { covered, budgets: BudgetUse::Reserve(reserve) };
-        self.admit_covered(start, question, patience, PermitLifetime::UntilReleased).await
-    }
-
-    /// Decides a check that needs no permit, and charges its hits to its budgets.
-    ///
-    /// # Errors
-    /// As [`Engine::decide_within`].
-    pub async fn decide_and_charge(
-        &self,
-        question: &Check<'_>,
-        patience: Option<Nanos>,
-    ) -> Result<AdmissionOutcome, CheckError> {
-        let covered = &Check { domain: question.domain, descriptors: SmallVec::new() };
-        let start = RequestStart { covered, budgets: BudgetUse::Charge };
-        self.admit_covered(start, question, patience, PermitLifetime::UntilReleased).await
-    }
-
-    /// Like [`Engine::admit`] with the given permit lifetime.
-    pub(crate) async fn admit_covered<'q>(
+    /// As [`Engine::admit`]. [`CheckError::BadId`] if a reserve's id is in flight or has ended.
+    pub async fn admit_request<'q>(
         &self,
         start: RequestStart<'_, 'q>,
         question: &Check<'q>,

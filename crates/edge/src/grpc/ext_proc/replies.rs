@@ -98,6 +98,15 @@ pub(super) fn with_fence_header(reply: Reply, permits: &RequestPermits) -> Reply
     }
 }
 
+/// Returns the reply to the request headers that lets a request with holds pass: the response must not
+/// be compressed.
+pub(super) fn uncompressed_reply() -> Reply {
+    let remove_headers = vec!["accept-encoding".to_owned()];
+    let mutation = HeaderMutation { set_headers: Vec::new(), remove_headers };
+    let common = CommonResponse { header_mutation: Some(mutation), ..Default::default() };
+    Reply::RequestHeaders(HeadersResponse { response: Some(common) })
+}
+
 pub(super) fn to_processing_response(reply: Reply) -> ProcessingResponse {
     ProcessingResponse { response: Some(reply), ..ProcessingResponse::default() }
 }

@@ -1,4 +1,5 @@
-//! Replies to the messages after the first one, until the request ends.
+//! Replies to the messages after the first one, and reads the usage of the response, until the request
+//! ends.
 //!
 //! Guarantees:
 //! - Every message that needs a reply gets one. It changes nothing, except for the header of fenced
@@ -11,6 +12,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use futures_util::FutureExt as _;
 use tonic::{Status, Streaming};
 
+use super::budgets::ResponseUsage;
 use super::replies::{
     ProcessingReplySender, to_processing_response, unchanged_reply, with_fence_header,
 };
@@ -23,6 +25,7 @@ use crate::telemetry::event::Protocol;
 /// Replies to messages until the request ends. Returns its outcome; `None` if it is unknown.
 pub(super) async fn reply_until_end(
     permits: &RequestPermits,
+    usage: &mut ResponseUsage,
     messages: &mut Streaming<ProcessingRequest>,
     replies: &ProcessingReplySender,
 ) -> Option<ReportedOutcome> {
@@ -44,6 +47,7 @@ pub(super) async fn reply_until_end(
             }
             Ok(Some(message)) => {
                 outcome = response_outcome(outcome, &message);
+                usage.read(&message);
                 let reply = with_fence_header(unchanged_reply(&message)?, permits);
                 // Frees the decoded message before sending, which may wait for Envoy.
                 drop(message);

@@ -26,7 +26,7 @@ pub(super) fn parse_owner(text: &str) -> Result<Option<&str>, Status> {
     is_sound.then_some(Some(text).filter(|text| !text.is_empty())).ok_or_else(refused)
 }
 
-pub(super) fn to_rate_limit_request(request: AcquireRequest) -> RateLimitRequest {
+pub(in crate::grpc) fn to_rate_limit_request(request: AcquireRequest) -> RateLimitRequest {
     let entry = |api::Entry { key, value }| Entry { key, value };
     let to_descriptor = |descriptor: api::Descriptor| RateLimitDescriptor {
         entries: descriptor.entries.into_iter().map(entry).collect(),
@@ -49,7 +49,7 @@ pub(super) const fn from_micros(us: u64) -> Nanos {
 }
 
 /// Converts to microseconds, rounded up, so that clients do not retry too early.
-pub(super) const fn to_micros(time: Nanos) -> u64 {
+pub(in crate::grpc) const fn to_micros(time: Nanos) -> u64 {
     time.0.div_ceil(1_000)
 }
 
@@ -90,7 +90,7 @@ fn parse_answer(answer: &api::Answer) -> Result<UpstreamAnswer, Status> {
 
 /// Converts the engine's result to a reply. A client with permits must renew them within
 /// `renew_within`; `None` if it has no permits.
-pub(super) fn to_acquire_response(
+pub(in crate::grpc) fn to_acquire_response(
     admitted: &AdmissionOutcome,
     renew_within: Option<Nanos>,
 ) -> AcquireResponse {
@@ -133,7 +133,7 @@ fn rejected_response(rejection: &Rejection) -> AcquireResponse {
     }
 }
 
-pub(super) fn error_status(error: &CheckError) -> Status {
+pub(in crate::grpc) fn error_status(error: &CheckError) -> Status {
     match error {
         // The id's format was validated before, so another request in flight has this id.
         CheckError::BadId { why, .. } => Status::already_exists(format!("{ID}: {why}")),

@@ -49,17 +49,18 @@ impl Engine {
         question: &Check<'q>,
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
-        self.acquire_and_use(id, (covered, BudgetUse::Charge), question, patience).await
+        let start = RequestStart { covered, budgets: BudgetUse::Charge };
+        self.acquire_and_use(id, start, question, patience).await
     }
 
-    /// Like [`Engine::acquire`], and uses budgets in this way.
+    /// Like [`Engine::acquire`], and uses budgets as `start` says.
     ///
     /// # Errors
-    /// As [`Engine::acquire`], and [`Engine::admit_reserved`].
+    /// As [`Engine::acquire`], and [`Engine::admit_request`].
     pub async fn acquire_and_use<'q>(
         &self,
         (id, descriptor): (&str, usize),
-        (covered, budgets): (&Check<'q>, BudgetUse<'_, 'q>),
+        start: RequestStart<'_, 'q>,
         question: &Check<'q>,
         patience: Option<Nanos>,
     ) -> Result<AdmissionOutcome, CheckError> {
@@ -69,9 +70,8 @@ impl Engine {
             let why = "this id is in flight already: one id is for one request";
             return Err(CheckError::BadId { descriptor, why });
         };
-        let start = RequestStart { covered, budgets };
         let admitted =
-            self.admit_covered(start, question, patience, PermitLifetime::MaxDuration).await?;
+            self.admit_request(start, question, patience, PermitLifetime::MaxDuration).await?;
         Ok(match admitted {
             AdmissionOutcome::Decided(answer, permits) if !permits.is_empty() => {
                 self.store_permits(claim, permits);
