@@ -1,17 +1,19 @@
 //! Budgets: every store replies as the kernel does at the instant of the reply.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use fastrand::Rng;
 use sluicegate::kernel::budget::{Amount, Budget, BudgetPeriod, BudgetTerms, HoldId, OnExpiry};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::rate::fixed_window::Windows;
 use sluicegate::kernel::units::Nanos;
-use sluicegate::store::budgets::{BudgetAction, BudgetCall, BudgetPart};
+use sluicegate::store::budgets::{BudgetAction, BudgetCall, BudgetPart, BudgetReply};
+use sluicegate::store::file::SyncMode;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::{BudgetStore, Placement};
 
-use super::{NEW_YEAR, RUNTIME};
+use super::{NEW_YEAR, RUNTIME, Stores};
 
 const ACTIONS: [BudgetAction; 10] = [
     BudgetAction::Reserve,
@@ -49,37 +51,75 @@ fn part(name: &str, index: usize, amount: u64) -> BudgetPart {
     BudgetPart { key, placement, terms: terms(index), amount: Amount(amount) }
 }
 
-fn random_call(rng: &mut Rng, name: &str) -> BudgetCall {
+pub(crate) fn random_call(rng: &mut Rng, name: &str) -> BudgetCall {
     let action = ACTIONS[rng.usize(..ACTIONS.len())];
     let first = rng.usize(..4);
-    let count = rng.usize(1..=4 - first);
-    let amount = |rng: &mut Rng| rng.u64(..60);
-    let budgets = (first..first + count).map(|index| part(name, index, amount(rng))).collect();
+    let all = first..first + rng.usize(1..=4 - first);
+    // Only one budget is prepaid.
+    let all = if action == BudgetAction::TopUp { 2..3 } else { all };
+    let budgets = all.map(|index| part(name, index, rng.u64(..60))).collect();
     BudgetCall { id: HoldId(7, rng.u64(..8)), action, budgets }
+}
+
+/// Budgets of the kernel, each with the instant from which a store may forget it.
+#[derive(Default)]
+struct Model(HashMap<CounterKey, (Budget, Option<Nanos>)>);
+
+impl Model {
+    /// Applies a call at the instant of the store's reply, and asserts that the replies are equal.
+    fn compare(&mut self, call: &BudgetCall, reply: &BudgetReply, context: &str) {
+        let now = reply.now;
+        let stored = |part: &BudgetPart| self.0.get(&part.key).cloned().unwrap_or_default();
+        let stored: Vec<_> = call.budgets.iter().map(stored).collect();
+        let mut budgets: Vec<Budget> = stored.iter().map(|(budget, _)| budget.clone()).collect();
+        let wanted = call.apply(&mut budgets, now);
+        if *reply != wanted {
+            let kept = |(budget, until): &(Budget, Option<Nanos>)| {
+                let is_kept = until.is_none_or(|until| now < until);
+                if is_kept { budget.clone() } else { Budget::default() }
+            };
+            budgets = stored.iter().map(kept).collect();
+            let after_forgetting = call.apply(&mut budgets, now);
+            assert_eq!(*reply, after_forgetting, "{context}: {call:?}, or {wanted:?}");
+        }
+        if call.action != BudgetAction::Read {
+            for (part, budget) in call.budgets.iter().zip(budgets) {
+                let until = budget.keep_until(&part.terms, now);
+                self.0.insert(part.key.clone(), (budget, until));
+            }
+        }
+    }
 }
 
 /// Sends random calls, and compares each reply with that of the kernel.
 fn compare_with_the_kernel(store: &dyn BudgetStore, name: &str, seed: u64) {
     let mut rng = Rng::with_seed(seed);
-    let mut model: HashMap<CounterKey, Budget> = HashMap::new();
+    let mut model = Model::default();
     let mut now = NEW_YEAR;
     for step in 0..400 {
         now = now.plus(Nanos(Nanos::MILLI.0 * rng.u64(..5)));
         let call = random_call(&mut rng, name);
         let reply = RUNTIME.block_on(store.call_budgets(now, &call).wait()).unwrap();
-        let keys = || call.budgets.iter().map(|part| &part.key);
-        let mut budgets: Vec<Budget> =
-            keys().map(|key| model.remove(key).unwrap_or_default()).collect();
-        let wanted = call.apply(&mut budgets, reply.now);
-        assert_eq!(reply, wanted, "step {step} of seed {seed} at {name}: {call:?}");
-        model.extend(keys().cloned().zip(budgets));
+        model.compare(&call, &reply, &format!("step {step} of seed {seed} at {name}"));
     }
+}
+
+/// One empty store of every kind that keeps budgets, with its name.
+fn budget_stores(stores: &Stores) -> Vec<(&'static str, Box<dyn BudgetStore>)> {
+    vec![
+        ("memory", Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]))),
+        ("file", Box::new(stores.file(SyncMode::Every(Duration::from_millis(1))))),
+        ("file, sync always", Box::new(stores.file(SyncMode::Always))),
+        ("postgres", Box::new(stores.postgres())),
+    ]
 }
 
 #[test]
 fn budgets_of_every_store_match_the_kernel() {
-    for seed in 0..5 {
-        let memory = MemoryStore::new(1_000, WhenFull::Deny, [7; 16]);
-        compare_with_the_kernel(&memory, "memory", seed);
+    let stores = Stores::start();
+    for seed in 0..3 {
+        for (name, store) in budget_stores(&stores) {
+            compare_with_the_kernel(&*store, name, seed);
+        }
     }
 }

@@ -4,10 +4,11 @@
 //!
 //! Redis uses its own clock, so assertions about an instant are valid only within the current day.
 
-mod budgets;
+pub(crate) mod budgets;
 mod capacity;
 mod charge_modes;
 mod concurrency;
+mod concurrent_budgets;
 mod leases;
 mod leasing_store;
 mod on_excess;
@@ -151,8 +152,13 @@ impl Stores {
     }
 
     fn postgres(&self) -> PostgresStore {
+        self.postgres_at(self.next_prefix())
+    }
+
+    /// A replica's store, whose counters and budgets are those of all stores with this prefix.
+    fn postgres_at(&self, key_prefix: String) -> PostgresStore {
         let (postgres, connections) = PostgresStore::new(PostgresOptions {
-            key_prefix: self.next_prefix(),
+            key_prefix,
             call_timeout: support::postgres::PATIENT,
             jitter_seed: 7,
             connections: 2,

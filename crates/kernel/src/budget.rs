@@ -299,8 +299,11 @@ impl Budget {
     /// kept. `None` if the budget must be kept for ever.
     #[must_use]
     pub fn keep_until(&self, terms: &BudgetTerms, now: Nanos) -> Option<Nanos> {
-        let last = self.deadlines.last().map_or(now, |(until, _)| *until);
-        if self.periods.is_empty() && self.credit == Amount(0) {
+        let mut last = self.deadlines.last().map_or(now, |(until, _)| *until);
+        if 0 < self.open_holds {
+            // An expiry charges the hold, and a settle may correct it for another time limit.
+            last = last.plus(terms.time_limit);
+        } else if self.periods.is_empty() && self.credit == Amount(0) {
             return Some(last);
         }
         let BudgetPeriod::Each(_) = terms.period else { return None };

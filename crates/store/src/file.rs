@@ -1,21 +1,22 @@
-//! The file store: the memory store, whose counters also survive a restart of the process.
+//! The file store: the memory store, whose counters and budgets also survive a restart of the process.
 //!
-//! Checks are decided in memory. A thread collects the changed counters once per [`SyncMode`] interval, and writes
-//! them as one batch, in one transaction with one `fsync`.
+//! Checks are decided in memory. A thread collects the changed counters and budgets once per [`SyncMode`] interval, and
+//! writes them as one batch, in one transaction with one `fsync`.
 //!
 //! Guarantees:
-//! - After a crash, each counter is at most one interval and one write behind, and never ahead.
-//! - With [`SyncMode::Always`], a check or a lease is answered after its charges are on disk.
+//! - After a crash, each counter and budget is at most one interval and one write behind, and never ahead.
+//! - With [`SyncMode::Always`], a check, a lease or a call to budgets is answered after it is on disk.
 //! - A drained process loses nothing.
 //! - Time in the store never steps back, and includes the time during which no process ran.
-//! - A failed write is repeated until it succeeds; then the file contains all counters again.
+//! - A failed write is repeated until it succeeds; then the file contains all counters and budgets again.
 //! - One process uses a directory at a time.
 //! - Only the user of the process can read new directories and all files.
 //!
 //! Not covered:
 //! - Leases and permits: after a restart, unspent hits of a lease count as spent.
 //! - A sliding log is written as a whole, at 12 bytes for each arrival.
-//! - A lost or restored file: counters are then empty, or older.
+//! - A budget is written as a whole, at about 42 bytes for each hold and each known id.
+//! - A lost or restored file: counters and budgets are then empty, or older.
 //!
 //! **Engine.** `redb`, because it has no dependencies, checksums every page, commits atomically, compiles in 5 s
 //! and supports Rust 1.89. `fjall` 3 needs Rust 1.90 and 20 more crates, and ends the replay of its journal at the
@@ -26,9 +27,10 @@
 //! | `redb`, a record for each counter | 15 µs | 6,100 |
 //! | `fjall`, a record for each counter | 3.8 µs | 204 |
 //!
-//! This module writes a batch as one value instead, so neither cost applies (see [`database`]).
+//! This module writes the counters of a batch as one value instead, so neither cost applies (see [`database`]).
 
 mod audit;
+mod budgets;
 mod codec;
 mod database;
 mod error;
@@ -42,6 +44,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::audit::{AuditRecord, StoredAuditRecord};
+use super::budgets::{BudgetCall, BudgetReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::memory::MemoryStore;
 use super::{
@@ -57,7 +60,7 @@ use progress::Progress;
 pub use saved_time::SavedTime;
 pub use writer::{FileWriter, WriterThread};
 
-/// A memory store whose counters are saved in a file.
+/// A memory store whose counters and budgets are saved in a file.
 #[derive(Debug)]
 pub struct FileStore {
     memory: Arc<MemoryStore>,
@@ -72,7 +75,7 @@ pub struct FileStore {
 pub struct OpenedFileStore {
     /// The store.
     pub store: FileStore,
-    /// Writes the changed counters.
+    /// Writes the changed counters and budgets.
     pub writer: FileWriter,
     /// The earliest time of the clock that the store's checks must use.
     pub earliest: Nanos,
@@ -81,10 +84,11 @@ pub struct OpenedFileStore {
 }
 
 impl FileStore {
-    /// Opens or creates the file, and restores its counters. `wall` is the wall clock.
+    /// Opens or creates the file, and restores its counters and budgets. `wall` is the wall clock.
     ///
     /// # Errors
-    /// Fails if the file cannot be read or written, or if it contains more counters than `max_keys`.
+    /// Fails if the file cannot be read or written, or if it contains more counters or budgets than
+    /// `max_keys`.
     pub fn open(
         options: &FileStoreOptions,
         wall: Nanos,
@@ -96,6 +100,8 @@ impl FileStore {
         let memory = MemoryStore::new(options.max_keys, options.when_full, database.secret());
         database.restore(&memory, earliest).map_err(fail)?;
         let memory = Arc::new(memory.with_change_tracking());
+        // With change tracking, so that the next batch removes the budgets that need not be kept.
+        database.restore_budgets(&memory, earliest).map_err(fail)?;
         let progress = Arc::new(Progress::default());
         let mut writer =
             FileWriter::new(database, options, Arc::clone(&memory), Arc::clone(&progress));
@@ -108,10 +114,30 @@ impl FileStore {
         Ok(OpenedFileStore { store, writer, earliest, clock_set_back })
     }
 
-    /// Returns the counters in memory.
+    /// Returns the counters and budgets in memory.
     #[must_use]
     pub const fn memory(&self) -> &Arc<MemoryStore> {
         &self.memory
+    }
+
+    /// Completes a reply of the memory store when it is on disk, if checks wait for the disk.
+    /// `fail` returns the reply after a failed write.
+    fn reply_when_saved<'a, T: Send + 'a>(
+        &'a self,
+        reply: StoreReply<'a, T>,
+        fail: impl FnOnce(T, StoreFailure) -> T + Send + 'a,
+    ) -> StoreReply<'a, T> {
+        let (deadline, reply) = match (self.deadline, reply) {
+            (Some(deadline), StoreReply::Ready(reply)) => (deadline, reply),
+            (_, reply) => return reply,
+        };
+        let batch = self.progress.request_batch();
+        StoreReply::Pending(Box::pin(async move {
+            match self.progress.wait_until_saved(batch, deadline).await {
+                Ok(()) => reply,
+                Err(cause) => fail(reply, cause),
+            }
+        }))
     }
 }
 
@@ -133,17 +159,9 @@ impl CounterStore for FileStore {
     }
 
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
-        let reply = self.memory.charge(now, charges);
-        let (Some(deadline), StoreReply::Ready(outcomes)) = (self.deadline, &reply) else {
-            return reply;
-        };
-        let (outcomes, batch) = (outcomes.clone(), self.progress.request_batch());
-        StoreReply::Pending(Box::pin(async move {
-            match self.progress.wait_until_saved(batch, deadline).await {
-                Ok(()) => outcomes,
-                Err(cause) => outcomes.iter().map(|_| ChargeOutcome::Failed(cause)).collect(),
-            }
-        }))
+        self.reply_when_saved(self.memory.charge(now, charges), |outcomes, cause| {
+            outcomes.iter().map(|_| ChargeOutcome::Failed(cause)).collect()
+        })
     }
 
     fn exchange_lease_message<'a>(
@@ -152,16 +170,7 @@ impl CounterStore for FileStore {
         message: &'a LeaseMessage,
     ) -> StoreReply<'a, LeaseOutcome> {
         let reply = self.memory.exchange_lease_message(now, message);
-        let (Some(deadline), StoreReply::Ready(outcome)) = (self.deadline, &reply) else {
-            return reply;
-        };
-        let (outcome, batch) = (*outcome, self.progress.request_batch());
-        StoreReply::Pending(Box::pin(async move {
-            match self.progress.wait_until_saved(batch, deadline).await {
-                Ok(()) => outcome,
-                Err(cause) => LeaseOutcome::Failed(cause),
-            }
-        }))
+        self.reply_when_saved(reply, |_, cause| LeaseOutcome::Failed(cause))
     }
 }
 
@@ -171,7 +180,15 @@ impl FleetStore for FileStore {
     }
 }
 
-impl BudgetStore for FileStore {}
+impl BudgetStore for FileStore {
+    fn call_budgets<'a>(
+        &'a self,
+        now: Nanos,
+        call: &'a BudgetCall,
+    ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        self.reply_when_saved(self.memory.call_budgets(now, call), |_, cause| Err(cause))
+    }
+}
 
 impl AuditStore for FileStore {
     fn has_audit_log(&self) -> bool {

@@ -37,12 +37,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use parking_lot::{Mutex, MutexGuard};
 use siphasher::sip128::SipHasher13;
 
+use super::budgets::{BudgetCall, BudgetReply};
 use super::heartbeat::{ShareRound, ShareRoundReply};
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
 use super::{
-    AuditStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore, Outcomes,
-    StoreFailure, StoreReply, is_allowed,
+    AuditStore, BudgetStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore,
+    Outcomes, StoreFailure, StoreReply, is_allowed,
 };
 use crate::kernel::decision::{Cost, Verdict};
 use crate::kernel::key::CounterKey;
@@ -294,6 +295,16 @@ impl FleetStore for MemoryStore {
         StoreReply::Ready(
             self.strict_limits.lock().apply_report(now, "", report).into_iter().map(Ok).collect(),
         )
+    }
+}
+
+impl BudgetStore for MemoryStore {
+    fn call_budgets<'a>(
+        &'a self,
+        now: Nanos,
+        call: &'a BudgetCall,
+    ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        StoreReply::Ready(self.budgets.lock().apply(call, now, self.max_keys()))
     }
 }
 

@@ -24,7 +24,7 @@ async fn answer(store: &dyn CounterStore, name: &str) -> Outcomes {
     }
 }
 
-fn always(directory: &std::path::Path, deadline: Duration) -> FileStoreOptions {
+pub(super) fn always(directory: &std::path::Path, deadline: Duration) -> FileStoreOptions {
     FileStoreOptions { sync: SyncMode::Always, deadline, ..options(directory) }
 }
 

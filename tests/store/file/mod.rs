@@ -1,6 +1,7 @@
 //! Tests of the file store: restarts, clocks, faults and crashes.
 
 mod always;
+mod budgets;
 mod clock;
 mod faults;
 mod modes;

@@ -180,7 +180,7 @@ fn more_saved_counters_than_max_keys_is_an_error() {
     };
     let error = open_with(2).unwrap_err().to_string();
     assert!(
-        error.contains("more counters than store.max_keys (2); raise store.max_keys"),
+        error.contains("more counters or budgets than store.max_keys (2); raise store.max_keys"),
         "{error}"
     );
     assert_eq!(open_with(3).unwrap(), 3);

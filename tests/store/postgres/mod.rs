@@ -1,5 +1,6 @@
 //! The real binary over a real PostgreSQL.
 
+mod budgets;
 mod commands;
 mod connections;
 mod counters;

@@ -9,6 +9,7 @@
 //! | an expiry forgets the charge | the same |
 //! | a settle counts in the period of the settle | the same |
 //! | the first budget keeps the hold of a denied request | the same |
+//! | an open hold is forgotten when it expires | `a_budget_is_kept_while_an_id_or_a_period_is_kept` |
 //! | the held amount is not checked | the same, and `holds_that_cover_their_cost_never_exceed_the_amount` |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -436,6 +437,31 @@ fn a_charge_without_a_hold_is_never_lost() {
 }
 
 proptest! {
+    /// A store forgets a budget at this instant, also if no request came since.
+    #[test]
+    fn a_budget_is_kept_while_an_id_or_a_period_is_kept(steps in vec(step(), 1..20)) {
+        for on_expiry in [OnExpiry::Charge, OnExpiry::Release] {
+            let mut checked = Checked::new(on_expiry);
+            for (pause, step) in &steps {
+                checked.now = checked.now.plus(Nanos::from_secs(*pause));
+                checked.apply(*step);
+            }
+            for (index, mut budget) in checked.budgets.into_iter().enumerate() {
+                let terms = terms(index, on_expiry);
+                let end = budget.keep_until(&terms, checked.now).unwrap();
+                budget.advance(&terms, end);
+                let kept = |usage: &PeriodUsage| {
+                    end.since(usage.start).0 < KEPT_PERIODS as u64 * PERIODS[index].0
+                };
+                prop_assert!(!budget.periods().iter().any(kept), "{budget:?} at {end:?}");
+                for id in 0..6 {
+                    let ended = budget.cancel(&terms, HoldId(1, id), end).ended;
+                    prop_assert_eq!(ended, Ended::Unknown);
+                }
+            }
+        }
+    }
+
     /// A store may keep a budget without the ids that ended, and these ids elsewhere.
     #[test]
     fn a_saved_budget_equals_the_original(steps in vec(step(), 1..60)) {

@@ -5,11 +5,13 @@
 //! | `meta` | `format`, `secret` | format version and number of shards; secret of the hash function |
 //! | `journal` | number of the batch | time, then the counters that changed |
 //! | `shards` | index of the shard | number of a batch, then all counters of the shard after it |
+//! | `budgets` | name of the budget | the budget, and how long it is kept |
 //!
 //! Guarantees:
-//! - A batch is in the file as a whole or not at all.
+//! - A batch, with its counters and budgets, is in the file as a whole or not at all.
 //! - A changed counter costs about twice its own size in writes, however many counters exist.
 //! - The journal is at most about twice as large as the snapshots, or 4 MiB.
+//! - A changed budget replaces its record; budgets are not in the journal.
 //!
 //! A record for each counter would cost a page of 4 KiB for each change, because hashes are random.
 
@@ -19,6 +21,7 @@ use std::path::Path;
 
 use redb::{ReadableDatabase as _, ReadableTable as _, TableDefinition};
 
+use super::budgets::{self, BudgetBatch};
 use super::codec::{Decoder, FORMAT_VERSION, InvalidRecord, TIME_LEN, encode_time};
 use super::error::FileFault;
 use super::private;
@@ -44,9 +47,10 @@ pub(super) struct Batch<'b> {
     pub(super) changes: &'b mut [u8],
     /// Encoded shards, with their index.
     pub(super) shards: &'b mut dyn Iterator<Item = (u32, Vec<u8>)>,
+    pub(super) budgets: &'b BudgetBatch,
     /// Journal entries before this number are deleted, because all shards are newer.
     pub(super) journal_start: u64,
-    /// Reads the time after all counters were collected, so that none of them is later.
+    /// Reads the time after all counters and budgets were collected, so that none of them is later.
     pub(super) read_time: &'b dyn Fn() -> SavedTime,
 }
 
@@ -177,6 +181,16 @@ impl Database {
         Ok(())
     }
 
+    /// Inserts all budgets into `memory`, except those that need not be kept at `now`.
+    pub(super) fn restore_budgets(
+        &self,
+        memory: &MemoryStore,
+        now: Nanos,
+    ) -> Result<(), FileFault> {
+        let read = self.redb.begin_read().map_err(redb::Error::from)?;
+        budgets::restore(&read, memory, now)
+    }
+
     /// Continues after the newest batch without restoring any counter.
     pub(super) fn skip_saved_batches(&mut self) -> Result<(), FileFault> {
         let read = self.redb.begin_read().map_err(redb::Error::from)?;
@@ -198,6 +212,7 @@ impl Database {
 
     fn write(&mut self, batch: Batch<'_>) -> Result<(), redb::Error> {
         let write = self.redb.begin_write()?;
+        batch.budgets.write(&write)?;
         {
             let mut shards = write.open_table(SHARDS)?;
             for (index, value) in batch.shards {

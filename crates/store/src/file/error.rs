@@ -20,7 +20,7 @@ pub enum FileFault {
     Corrupt(String),
     /// A newer version of the program wrote the file.
     OtherVersion(u32),
-    /// The file contains more counters than `store.max_keys`.
+    /// The file contains more counters, or more budgets, than `store.max_keys`.
     TooManyCounters {
         /// The setting `store.max_keys`.
         max_keys: usize,
@@ -65,7 +65,7 @@ impl fmt::Display for FileStoreError {
             ),
             FileFault::TooManyCounters { max_keys } => write!(
                 f,
-                "the file has more counters than store.max_keys ({max_keys}); raise store.max_keys"
+                "the file has more counters or budgets than store.max_keys ({max_keys}); raise store.max_keys"
             ),
             FileFault::Io(error) => {
                 write!(f, "{}; {} (setting store.url)", io_text(error), io_fix(error))

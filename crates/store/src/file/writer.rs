@@ -1,9 +1,9 @@
-//! Writes the changed counters of the file store, and snapshots of its shards.
+//! Writes the changed counters and budgets of the file store, and snapshots of its shards.
 //!
 //! Guarantees:
 //! - A batch contains every change that was made before its collection began.
 //! - Without changes, nothing is written.
-//! - After a failed write, the next successful one contains all counters.
+//! - After a failed write, the next successful one contains all counters and budgets.
 //!
 //! A *round* replaces the snapshots of all shards, some with each batch, and then drops the journal before it. A
 //! round begins when the journal is larger than the snapshots, so the cost of a change does not depend on the
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use super::budgets::BudgetBatch;
 use super::codec::{TIME_LEN, encode_record};
 use super::database::{Batch, Database};
 use super::error::{FileFault, FileStoreError};
@@ -34,7 +35,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 /// The number of failures for each log line: a minute of retries.
 const FAILURES_PER_LINE: u64 = 60;
 
-/// Writes the changed counters of one file store.
+/// Writes the changed counters and budgets of one file store.
 #[derive(Debug)]
 pub struct FileWriter {
     /// `None` after a failed write: `redb` accepts no write after a failure, until the file is opened again.
@@ -93,7 +94,7 @@ impl FileWriter {
         }
     }
 
-    /// Starts the thread that writes the changed counters. `read_time` reads the clock of the checks.
+    /// Starts the thread that writes the changed counters and budgets. `read_time` reads the clock of the checks.
     ///
     /// # Errors
     /// Fails if the operating system cannot start a thread.
@@ -133,11 +134,11 @@ impl FileWriter {
         }
     }
 
-    /// Writes the counters that changed since the last call, and waits until they are on disk. After a failure,
-    /// opens the file again and writes all counters.
+    /// Writes the counters and budgets that changed since the last call, and waits until they are on disk. After
+    /// a failure, opens the file again and writes all of them.
     ///
     /// # Errors
-    /// Fails if the file cannot be written. The memory store then still contains all counters.
+    /// Fails if the file cannot be written. The memory store then still contains all counters and budgets.
     pub fn write_changes(
         &mut self,
         read_time: &dyn Fn() -> SavedTime,
@@ -160,12 +161,13 @@ impl FileWriter {
         }
     }
 
-    /// Writes the time, without counters.
+    /// Writes the time, without counters and budgets.
     pub(super) fn write_time(&mut self, time: SavedTime) -> Result<(), FileStoreError> {
         let Some(database) = &mut self.database else { return Ok(()) };
         let written = database.commit(Batch {
             changes: &mut [0; TIME_LEN],
             shards: &mut std::iter::empty(),
+            budgets: &BudgetBatch::Changed(Vec::new()),
             journal_start: 0,
             read_time: &|| time,
         });
@@ -181,10 +183,11 @@ impl FileWriter {
         changes.clear();
         changes.resize(TIME_LEN, 0);
         memory.take_changes(&mut |record| encode_record(&record, changes));
+        let budgets = &BudgetBatch::changed(memory)?;
         if round.is_none() && is_round_due(&database) {
             *round = Some(SnapshotRound { first_batch: database.next_batch(), next_shard: 0 });
         }
-        if changes.len() == TIME_LEN && round.is_none() {
+        if changes.len() == TIME_LEN && round.is_none() && budgets.is_unchanged() {
             return Ok(database);
         }
         let wanted = MIN_ROUND_BYTES.max(changes.len() * 2);
@@ -192,7 +195,13 @@ impl FileWriter {
         let mut shards =
             round.iter_mut().flat_map(|round| round.next_shards(memory, number, wanted));
         let journal_start = self.journal_start;
-        database.commit(Batch { changes, shards: &mut shards, journal_start, read_time })?;
+        database.commit(Batch {
+            changes,
+            shards: &mut shards,
+            budgets,
+            journal_start,
+            read_time,
+        })?;
         drop(shards);
         if let Some(ended) = self.round.take_if(|round| round.next_shard == MemoryStore::SHARDS) {
             self.journal_start = ended.first_batch;
@@ -200,10 +209,11 @@ impl FileWriter {
         Ok(database)
     }
 
-    /// Opens the file again and writes all counters.
+    /// Opens the file again and writes all counters and budgets.
     fn write_all(&mut self, read_time: &dyn Fn() -> SavedTime) -> Result<Database, FileFault> {
         // The changes are a part of the snapshots below. The list must not grow meanwhile.
         self.memory.take_changes(&mut |_| {});
+        let budgets = &BudgetBatch::all(&self.memory)?;
         let mut database = Database::open(&self.directory, self.secret)?;
         if database.secret() != self.secret {
             return Err(FileFault::Corrupt("another process replaced the file".to_owned()));
@@ -216,6 +226,7 @@ impl FileWriter {
         database.commit(Batch {
             changes,
             shards: &mut shards,
+            budgets,
             journal_start: number,
             read_time,
         })?;
@@ -284,3 +295,6 @@ impl Outage {
         );
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - One lock guards all budgets, so a call is applied as a whole.
 //! - At most `max_keys` budgets exist. A full store fails calls that need another one.
+//! - The file store saves a budget only if a call changed it. The passing of time is no change.
 //! - Each sweep removes budgets that need not be kept. It visits at most [`SWEPT_AT_ONCE`].
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -10,11 +11,10 @@ use std::ops::Bound;
 
 use smallvec::SmallVec;
 
-use super::MemoryStore;
-use crate::budgets::{BudgetAction, BudgetCall, BudgetPart, BudgetReply, BudgetStore};
-use crate::kernel::budget::Budget;
+use crate::StoreFailure;
+use crate::budgets::{BudgetAction, BudgetCall, BudgetOutcome, BudgetPart, BudgetReply};
+use crate::kernel::budget::{Amount, Budget, Ended, Reserved};
 use crate::kernel::units::Nanos;
-use crate::{StoreFailure, StoreReply};
 
 /// The most budgets that one sweep visits.
 const SWEPT_AT_ONCE: usize = 64;
@@ -65,17 +65,24 @@ impl Budgets {
                 .push(stored.map(|stored| std::mem::take(&mut stored.budget)).unwrap_or_default());
         }
         let reply = call.apply(&mut budgets, now);
+        let is_change = is_change(call, &reply.outcome);
         for (part, budget) in call.budgets.iter().zip(budgets) {
             self.put(part, budget, now);
+            if is_change {
+                self.note_change(part.key.as_bytes());
+            }
         }
         Ok(reply)
     }
 
-    fn put(&mut self, part: &BudgetPart, budget: Budget, now: Nanos) {
-        let (name, keep_until) = (part.key.as_bytes(), budget.keep_until(&part.terms, now));
+    fn note_change(&mut self, name: &[u8]) {
         if let Some(changed) = self.changed.as_mut().filter(|changed| !changed.contains(name)) {
             changed.insert(name.into());
         }
+    }
+
+    fn put(&mut self, part: &BudgetPart, budget: Budget, now: Nanos) {
+        let (name, keep_until) = (part.key.as_bytes(), budget.keep_until(&part.terms, now));
         let changed = StoredBudget { budget, keep_until };
         if let Some(stored) = self.by_name.get_mut(name) {
             *stored = changed;
@@ -93,14 +100,14 @@ impl Budgets {
         self.swept = visited.last().map(|(name, _)| name.clone());
         for (name, _) in visited.into_iter().filter(|(_, is_kept)| !is_kept) {
             self.by_name.remove(&name);
-            if let Some(changed) = &mut self.changed {
-                changed.insert(name);
-            }
+            self.note_change(&name);
         }
     }
 
     pub(super) fn clear(&mut self) {
-        self.by_name.clear();
+        for (name, _) in std::mem::take(&mut self.by_name) {
+            self.note_change(&name);
+        }
     }
 
     /// Collects changes from now on, for [`Self::take_changes`].
@@ -118,39 +125,46 @@ impl Budgets {
         changed.into_iter().map(saved).collect()
     }
 
-    /// Inserts a saved budget, unless it need not be kept.
-    pub(super) fn restore(&mut self, name: Name, (budget, keep_until): SavedBudget, now: Nanos) {
+    /// Returns all budgets, and forgets which of them changed.
+    pub(super) fn take_all(&mut self) -> Vec<ChangedBudget> {
+        self.changed.as_mut().map(std::mem::take);
+        let saved = |(name, it): (&Name, &StoredBudget)| {
+            (name.clone(), Some((it.budget.clone(), it.keep_until)))
+        };
+        self.by_name.iter().map(saved).collect()
+    }
+
+    /// Inserts a saved budget. One that need not be kept counts as removed.
+    pub(super) fn restore(&mut self, name: &[u8], (budget, keep_until): SavedBudget, now: Nanos) {
         let restored = StoredBudget { budget, keep_until };
         if restored.is_kept(now) {
-            self.by_name.insert(name, restored);
+            self.by_name.insert(name.into(), restored);
+        } else {
+            self.note_change(name);
         }
+    }
+
+    /// Returns the number of budgets.
+    pub(super) fn count(&self) -> usize {
+        self.by_name.len()
+    }
+}
+
+/// Returns `true` if a call with this outcome changed a budget other than by the passing of time.
+fn is_change(call: &BudgetCall, outcome: &BudgetOutcome) -> bool {
+    match outcome {
+        BudgetOutcome::Reserved(reserved) => *reserved == Reserved::Held,
+        BudgetOutcome::Ended(ended) => ended.iter().any(|it| it.ended != Ended::Before),
+        BudgetOutcome::Changed(_) if call.action == BudgetAction::Charge => {
+            call.budgets.iter().any(|part| Amount(0) < part.amount)
+        }
+        BudgetOutcome::Changed(changed) => changed.contains(&true),
+        BudgetOutcome::Read(_) => false,
     }
 }
 
 impl StoredBudget {
     fn is_kept(&self, now: Nanos) -> bool {
         self.keep_until.is_none_or(|until| now < until)
-    }
-}
-
-impl MemoryStore {
-    /// Returns the budgets that changed since the last call; `None` for one that was removed.
-    pub(crate) fn take_changed_budgets(&self) -> Vec<ChangedBudget> {
-        self.budgets.lock().take_changes()
-    }
-
-    /// Inserts a saved budget, unless it need not be kept at `now`.
-    pub(crate) fn restore_budget(&self, name: &[u8], saved: SavedBudget, now: Nanos) {
-        self.budgets.lock().restore(name.into(), saved, now);
-    }
-}
-
-impl BudgetStore for MemoryStore {
-    fn call_budgets<'a>(
-        &'a self,
-        now: Nanos,
-        call: &'a BudgetCall,
-    ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
-        StoreReply::Ready(self.budgets.lock().apply(call, now, self.max_keys()))
     }
 }

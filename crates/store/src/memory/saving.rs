@@ -1,6 +1,7 @@
-//! Reads and restores the counters of the memory store, for the file store.
+//! Reads and restores the counters and budgets of the memory store, for the file store.
 
 use super::MemoryStore;
+use super::budgets::{ChangedBudget, SavedBudget};
 use super::changed_shards::ChangedShards;
 use super::counter_record::CounterRecord;
 use crate::kernel::units::Nanos;
@@ -33,5 +34,23 @@ impl MemoryStore {
         let mut shard = self.lock_shard(Self::shard_of(record.hash));
         let is_new_and_empty = record.state.is_empty(now) && !shard.has_counter(record.hash);
         is_new_and_empty || shard.restore(record, &self.counters).is_ok()
+    }
+
+    /// Returns the budgets that changed since the last call; `None` for one that was removed.
+    pub(crate) fn take_changed_budgets(&self) -> Vec<ChangedBudget> {
+        self.budgets.lock().take_changes()
+    }
+
+    /// Returns all budgets, and forgets which of them changed.
+    pub(crate) fn take_all_budgets(&self) -> Vec<ChangedBudget> {
+        self.budgets.lock().take_all()
+    }
+
+    /// Inserts a saved budget. One that need not be kept at `now` counts as removed. Returns `false`
+    /// if more than `max_keys` budgets are in the store.
+    pub(crate) fn restore_budget(&self, name: &[u8], saved: SavedBudget, now: Nanos) -> bool {
+        let mut budgets = self.budgets.lock();
+        budgets.restore(name, saved, now);
+        budgets.count() <= self.max_keys()
     }
 }

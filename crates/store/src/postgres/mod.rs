@@ -1,4 +1,4 @@
-//! The PostgreSQL store: counters and the fleet's state in a PostgreSQL that replicas share.
+//! The PostgreSQL store: counters, budgets and the fleet's state in a PostgreSQL that replicas share.
 //!
 //! The kernel decides in this process, on rows that a transaction has locked ([`transaction`]). So
 //! all stores decide with the same code. A PL/pgSQL function for all strategies would save a round
@@ -6,7 +6,7 @@
 //! takes about twice (`benches/postgres.rs`).
 //!
 //! Guarantees:
-//! - Each check is one transaction; checks that wait together share it.
+//! - Each check is one transaction, and so is each call to budgets. Calls that wait together share it.
 //! - All instants are those of the server's clock.
 //! - Every call has a result within its timeout, or a [`StoreFailure`].
 //! - A call is sent at most once, and never after its caller stopped waiting.
@@ -16,6 +16,7 @@
 //! - `compat.store.key_format: compat`: envoyproxy/ratelimit has no counters in PostgreSQL.
 //! - Hits of a transaction whose commit is lost with its connection: they may be counted.
 
+mod budgets;
 mod connect;
 mod counter;
 mod fleet;
@@ -43,6 +44,7 @@ pub use row_reader::{Listener, RowReader};
 pub use schema::{Durability, Migrated, SCHEMA_VERSION, migrate, verify_schema};
 
 use super::audit::{AuditRecord, StoredAuditRecord};
+use super::budgets::{BudgetCall, BudgetReply, MAX_BUDGETS};
 use super::fleet::{LiveReplica, MembershipHeartbeat, MembershipReply};
 use super::fleet_start::{FleetState, StartFleet, StartMode};
 use super::heartbeat::{ShareRound, ShareRoundReply};
@@ -54,6 +56,7 @@ use super::{
     StoreFailure, StoreReply,
 };
 use crate::kernel::units::Nanos;
+use budgets::BudgetOperation;
 use counter::{ChargeOperation, LeaseOperation};
 use fleet::{
     AcquireOperation, PermitReportOperation, RecordListOperation, ShareOperation, StartOperation,
@@ -207,7 +210,19 @@ impl StartFleet for PostgresStore {
     }
 }
 
-impl BudgetStore for PostgresStore {}
+impl BudgetStore for PostgresStore {
+    fn call_budgets<'a>(
+        &'a self,
+        _now: Nanos,
+        call: &'a BudgetCall,
+    ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        if MAX_BUDGETS < call.budgets.len() {
+            return StoreReply::Ready(Err(StoreFailure::Overloaded));
+        }
+        let longest = self.shared.options.call_timeout;
+        self.start(|| BudgetOperation::new(call, self.prefix()), longest, |reply| reply)
+    }
+}
 
 impl AuditStore for PostgresStore {
     fn has_audit_log(&self) -> bool {

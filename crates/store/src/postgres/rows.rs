@@ -25,6 +25,10 @@ pub(super) type RowKey = Vec<u8>;
 pub(super) enum RowKind {
     /// A counter and its leases.
     Counter = b'c' as isize,
+    /// A budget, without the ids of holds that ended.
+    Budget = b'b' as isize,
+    /// Some ids of holds of a budget that ended.
+    EndedIds = b'e' as isize,
     /// The live replicas.
     Membership = b'm' as isize,
     /// The audit log.
@@ -96,6 +100,11 @@ impl Rows {
             return Err(StoreFailure::WrongType);
         };
         postcard::from_bytes(state).map(Some).map_err(|_invalid| StoreFailure::WrongType)
+    }
+
+    /// Returns `true` if there is a row with this key.
+    pub(super) fn contains(&self, key: &[u8]) -> bool {
+        self.by_key.contains_key(key)
     }
 
     /// Replaces the state in a row. The row is deleted some time after `empty_at`.

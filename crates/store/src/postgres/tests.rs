@@ -5,7 +5,7 @@ use proptest::strategy::Strategy as Generator;
 
 use super::counter::{ChargeOperation, LeaseOperation};
 use super::queue::StoreOperation;
-use super::rows::{RowKey, Rows};
+use super::rows::{RowKey, Rows, to_micros};
 use crate::kernel::decision::{Cost, Enforcement};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::sizer::LeaseSizing;
@@ -26,19 +26,25 @@ use crate::{Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, Place
 const START: Nanos = Nanos::from_secs(1_767_225_600);
 const PERIOD: Nanos = Nanos::from_secs(10);
 
-/// The table of a server: keys and values.
+mod budgets;
+
+/// The table of a server: keys, values, and the instants from which rows can be deleted.
 #[derive(Default)]
-struct Table(Vec<(RowKey, Vec<u8>)>);
+struct Table(Vec<(RowKey, Vec<u8>, i64)>);
 
 impl Table {
-    /// Runs one transaction with one call at `now`.
+    /// Deletes the empty rows, and runs one transaction with one call at `now`.
     fn run<O: StoreOperation>(&mut self, now: Nanos, operation: &O) -> O::Reply {
-        let mut rows = Rows::new(now, "1".to_owned(), self.0.clone());
+        self.0.retain(|(_, _, empty_at)| to_micros(now) < *empty_at);
+        let loaded = self.0.iter().map(|(key, value, _)| (key.clone(), value.clone()));
+        let wanted = loaded.filter(|(key, _)| operation.keys().contains(key));
+        let mut rows = Rows::new(now, "1".to_owned(), wanted);
         let reply = operation.apply(&mut rows).unwrap_or_else(|cause| panic!("{cause:?}"));
         let changed = rows.changed();
-        for (key, value) in changed.keys.iter().zip(&changed.values) {
-            self.0.retain(|(old, _)| old != key);
-            self.0.push((key.to_vec(), value.to_vec()));
+        for (index, key) in changed.keys.iter().enumerate() {
+            assert!(operation.keys().iter().any(|locked| locked == key), "the row is not locked");
+            self.0.retain(|(old, ..)| old != key);
+            self.0.push((key.to_vec(), changed.values[index].to_vec(), changed.empty_at[index]));
         }
         reply
     }

@@ -1,6 +1,6 @@
 -- Schema version 1. `sluicegate migrate` runs it in one transaction.
 CREATE TABLE sluicegate_state (
-    -- `store.key_prefix`, a byte for the kind of the row, and the name of the counter or limit.
+    -- `store.key_prefix`, a byte for the kind of the row, and the name of the counter, budget or limit.
     key bytea PRIMARY KEY,
     -- The state, written by `src/store/postgres/rows.rs`.
     value bytea NOT NULL,
