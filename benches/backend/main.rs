@@ -1,7 +1,7 @@
 //! The cost of a shared Redis store: server CPU, caller latency and Redis CPU.
 //!
 //! `cargo bench --bench backend` prints a table. Select parts with `-- server`, `-- latency`,
-//! `-- redis` and `-- hot`. Two more parts run only if selected: `-- leased` measures leased
+//! `-- redis`, `-- hot` and `-- budgets`. Two more parts run only if selected: `-- leased` measures leased
 //! limits, and `-- stall` stops Redis for a minute. `-- file` measures the file store, without Redis.
 //!
 //! The bench starts its own Redis and connects over loopback.
@@ -14,6 +14,7 @@
 
 #[path = "../support/awake.rs"]
 mod awake;
+mod budgets;
 #[path = "../support/charges.rs"]
 mod charges;
 mod file;
@@ -83,6 +84,9 @@ fn main() {
     }
     if is_chosen("hot") {
         hot_key(&store);
+    }
+    if is_chosen("budgets") {
+        budgets::run(&store);
     }
     if chosen.iter().any(|its| its == "leased") {
         leased::run(&store);

@@ -4,16 +4,22 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use fastrand::Rng;
-use sluicegate::kernel::budget::{Amount, Budget, BudgetPeriod, BudgetTerms, HoldId, OnExpiry};
+use sluicegate::kernel::budget::{
+    Amount, Budget, BudgetPeriod, BudgetTerms, HoldId, OnExpiry, Reserved,
+};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::rate::fixed_window::Windows;
 use sluicegate::kernel::units::Nanos;
-use sluicegate::store::budgets::{BudgetAction, BudgetCall, BudgetPart, BudgetReply};
+use sluicegate::store::budgets::{
+    BudgetAction, BudgetCall, BudgetOutcome, BudgetPart, BudgetReply,
+};
 use sluicegate::store::file::SyncMode;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
-use sluicegate::store::{BudgetStore, Placement};
+use sluicegate::store::redis::{RedisTopology, StoreGroup};
+use sluicegate::store::{BudgetStore, Placement, StoreFailure};
 
 use super::{NEW_YEAR, RUNTIME, Stores};
+use crate::support::resp::Value;
 
 const ACTIONS: [BudgetAction; 10] = [
     BudgetAction::Reserve,
@@ -96,7 +102,7 @@ fn compare_with_the_kernel(store: &dyn BudgetStore, name: &str, seed: u64) {
     let mut rng = Rng::with_seed(seed);
     let mut model = Model::default();
     let mut now = NEW_YEAR;
-    for step in 0..400 {
+    for step in 0..1_000 {
         now = now.plus(Nanos(Nanos::MILLI.0 * rng.u64(..5)));
         let call = random_call(&mut rng, name);
         let reply = RUNTIME.block_on(store.call_budgets(now, &call).wait()).unwrap();
@@ -106,11 +112,15 @@ fn compare_with_the_kernel(store: &dyn BudgetStore, name: &str, seed: u64) {
 
 /// One empty store of every kind that keeps budgets, with its name.
 fn budget_stores(stores: &Stores) -> Vec<(&'static str, Box<dyn BudgetStore>)> {
+    let cluster = RedisTopology::Cluster(stores.cluster.addresses());
     vec![
         ("memory", Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]))),
         ("file", Box::new(stores.file(SyncMode::Every(Duration::from_millis(1))))),
         ("file, sync always", Box::new(stores.file(SyncMode::Always))),
         ("postgres", Box::new(stores.postgres())),
+        ("redis", Box::new(stores.redis())),
+        ("redis group", Box::new(StoreGroup::new(stores.redis()))),
+        ("cluster", Box::new(stores.store_at(cluster))),
     ]
 }
 
@@ -121,5 +131,44 @@ fn budgets_of_every_store_match_the_kernel() {
         for (name, store) in budget_stores(&stores) {
             compare_with_the_kernel(&*store, name, seed);
         }
+    }
+}
+
+#[test]
+fn budgets_in_several_cluster_slots_fail_unsent() {
+    let stores = Stores::start();
+    let store = stores.store_at(RedisTopology::Cluster(stores.cluster.addresses()));
+    let reserve = |parts: &[BudgetPart]| {
+        let budgets = parts.iter().cloned().collect();
+        let call = BudgetCall { id: HoldId(7, 1), action: BudgetAction::Reserve, budgets };
+        RUNTIME.block_on(store.call_budgets(NEW_YEAR, &call).wait())
+    };
+    let [first, second] = ["a", "b"].map(|name| part(name, 3, 10));
+    assert_eq!(reserve(&[first.clone(), second]), Err(StoreFailure::Other));
+    let held = reserve(&[first]).unwrap();
+    assert_eq!(held.outcome, BudgetOutcome::Reserved(Reserved::Held));
+}
+
+#[test]
+fn foreign_value_fails_a_budget_call_and_stays() {
+    let stores = Stores::start();
+    let store = stores.redis();
+    let call = BudgetCall {
+        id: HoldId(7, 1),
+        action: BudgetAction::Reserve,
+        budgets: [part("foreign", 3, 10)].into_iter().collect(),
+    };
+    let send = || RUNTIME.block_on(store.call_budgets(NEW_YEAR, &call).wait());
+    send().unwrap();
+    let mut client = stores.redis.connect();
+    let keys = client.call(&["KEYS", "*"]);
+    for key in keys.array() {
+        let Value::Text(key) = key else { panic!("{key:?}") };
+        client.call(&[b"SET".as_slice(), key, b"x"]);
+    }
+    assert_eq!(send(), Err(StoreFailure::WrongType));
+    for key in keys.array() {
+        let Value::Text(key) = key else { panic!("{key:?}") };
+        assert_eq!(client.call(&[b"GET".as_slice(), key]).text(), "x");
     }
 }

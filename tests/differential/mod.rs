@@ -54,6 +54,7 @@
 //!   start accepted. Denial because of an unreadable key.
 
 mod batch;
+mod budgets;
 mod checks;
 mod heartbeats;
 mod keys;

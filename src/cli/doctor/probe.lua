@@ -34,6 +34,7 @@ try('INCRBY', text, '1')
 try('DECRBY', text, '1')
 try('SETRANGE', text, '0', '1')
 try('PEXPIRE', text, '1000')
+try('PERSIST', text)
 try('PEXPIREAT', text, '1')
 if ARGV[1] == '1' then
   try('EXISTS', text)

@@ -1,6 +1,15 @@
 //! Redis behind twemproxy, which forwards no `SCRIPT` and routes each call by its first key.
 
+use std::time::Duration;
+
 use sluicegate::cli::CommandOutcome;
+use sluicegate::kernel::budget::{Amount, BudgetPeriod, BudgetTerms, HoldId, OnExpiry};
+use sluicegate::kernel::key::CounterKey;
+use sluicegate::kernel::rate::fixed_window::Windows;
+use sluicegate::kernel::units::Nanos;
+use sluicegate::store::budgets::{BudgetAction, BudgetCall, BudgetPart};
+use sluicegate::store::redis::{RedisOptions, RedisStore, RedisTopology};
+use sluicegate::store::{BudgetStore as _, CounterStore as _, Placement, StoreFailure};
 
 use super::exact_limit::assert_exact_limit;
 use super::{check, check_all, limits, serve, wait_until_ready};
@@ -83,6 +92,42 @@ fn doctor_names_the_proxy() {
     let (outcome, out, _) = report.unwrap();
     assert_eq!(outcome, CommandOutcome::Success, "{out}");
     assert!(out.contains("a proxy that does not forward SCRIPT"), "{out}");
+}
+
+/// The proxy routes a call by its first key, so it would look for the other budgets on a wrong server.
+#[tokio::test]
+async fn each_budget_call_behind_a_proxy_has_one_budget() {
+    let (_servers, proxy) = std::thread::spawn(behind_proxy).join().unwrap();
+    let topology = RedisTopology::Unix(proxy.socket().into());
+    let (store, connection) = RedisStore::new(RedisOptions {
+        call_timeout: Duration::from_secs(20),
+        ..RedisOptions::new(topology)
+    });
+    tokio::spawn(connection);
+    while store.current_failure().is_some() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let part = |value| BudgetPart {
+        key: CounterKey::budget("llm", [("org", value)].into_iter()),
+        placement: Placement::by_domain("llm"),
+        terms: BudgetTerms {
+            amount: Amount(100),
+            period: BudgetPeriod::Each(Windows::Every(Nanos::from_secs(3_600))),
+            time_limit: Nanos::from_secs(60),
+            on_expiry: OnExpiry::Charge,
+            is_enforced: true,
+        },
+        amount: Amount(30),
+    };
+    let reserve = async |values: &[&'static str]| {
+        let budgets = values.iter().map(|value| part(*value)).collect();
+        let call = BudgetCall { id: HoldId(7, 1), action: BudgetAction::Reserve, budgets };
+        store.call_budgets(Nanos(0), &call).wait().await.map(|reply| reply.views[0].held)
+    };
+    assert_eq!(reserve(&["a", "b"]).await, Err(StoreFailure::Other));
+    for value in ["a", "b", "c", "d"] {
+        assert_eq!(reserve(&[value]).await, Ok(Amount(30)));
+    }
 }
 
 const FIELD: &str = "tests/field/redis-proxy-without-script/limits";

@@ -12,6 +12,7 @@
 //! - SHA-256 is cryptographic, because clients choose the descriptors in the key. With a weaker
 //!   hash a client could make two counters one.
 
+pub mod budgets;
 pub mod heartbeat;
 pub mod lease;
 pub mod permits;

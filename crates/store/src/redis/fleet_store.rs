@@ -20,7 +20,7 @@ use crate::fleet::{MembershipHeartbeat, MembershipReply};
 use crate::heartbeat::{ShareRound, ShareRoundReply};
 use crate::kernel::units::Nanos;
 use crate::permits::{PermitReport, PermitReportReply, StrictPermitReply, StrictPermitRequest};
-use crate::{AuditStore, BudgetStore, FleetStore, StoreFailure, StoreReply};
+use crate::{AuditStore, FleetStore, StoreFailure, StoreReply};
 
 impl RedisStore {
     async fn send_share_reports(
@@ -90,8 +90,6 @@ impl FleetStore for RedisStore {
         StoreReply::Pending(Box::pin(self.report_permits(round)))
     }
 }
-
-impl BudgetStore for RedisStore {}
 
 impl AuditStore for RedisStore {
     fn has_audit_log(&self) -> bool {

@@ -10,7 +10,7 @@
 //! - A replica starts and serves without Redis, and keeps reconnecting.
 //! - No error and no log line contains the password.
 //! - In a Cluster, a check makes one call for each slot.
-//! - Behind a proxy, each call has one counter: the proxy routes it by its first key.
+//! - Behind a proxy, each call has one counter or one budget: the proxy routes it by its first key.
 //! - If one decision needs several slots, the check reserves hits, then commits or cancels all,
 //!   within one deadline.
 //!
@@ -21,6 +21,7 @@
 mod audit;
 mod batch;
 mod batch_calls;
+mod budgets;
 mod call_error;
 pub mod charge_call;
 mod client;
@@ -87,8 +88,8 @@ use recheck_limiter::RecheckLimiter;
 use reservations::{ReservationClient, Reservations};
 use route::Route;
 pub use script::{
-    ACQUIRE_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT, PERMIT_REPORT_SCRIPT,
-    RESERVATION_SCRIPT,
+    ACQUIRE_SCRIPT, BUDGET_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT,
+    PERMIT_REPORT_SCRIPT, RESERVATION_SCRIPT,
 };
 pub use store_group::StoreGroup;
 

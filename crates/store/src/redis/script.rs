@@ -62,6 +62,9 @@ pub const RESERVATION_SCRIPT: &str = concat!(
     include_str!("lua/reservation.lua"),
 );
 
+/// The script that applies calls to budgets. Its protocol is documented in `budgets.lua`.
+pub const BUDGET_SCRIPT: &str = include_str!("lua/budgets.lua");
+
 /// Returns the SHA-1 of a script in hexadecimal.
 pub(super) fn digest_of(script: &str) -> String {
     let digest = ring::digest::digest(&SHA1_FOR_LEGACY_USE_ONLY, script.as_bytes());
@@ -81,16 +84,18 @@ pub(super) enum LoadedScript {
     Reservation,
     Acquire,
     PermitReport,
+    Budgets,
 }
 
 impl LoadedScript {
-    pub(super) const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 7] = [
         Self::Charge,
         Self::Lease,
         Self::Heartbeat,
         Self::Reservation,
         Self::Acquire,
         Self::PermitReport,
+        Self::Budgets,
     ];
 
     pub(super) const fn text(self) -> &'static str {
@@ -101,6 +106,7 @@ impl LoadedScript {
             Self::Reservation => RESERVATION_SCRIPT,
             Self::Acquire => ACQUIRE_SCRIPT,
             Self::PermitReport => PERMIT_REPORT_SCRIPT,
+            Self::Budgets => BUDGET_SCRIPT,
         }
     }
 
@@ -111,6 +117,6 @@ impl LoadedScript {
 
     /// Returns `true` if the reply is one string of packed doubles, not a list of integers.
     pub(super) const fn has_packed_reply(self) -> bool {
-        matches!(self, Self::Charge | Self::Lease | Self::Heartbeat)
+        matches!(self, Self::Charge | Self::Lease | Self::Heartbeat | Self::Budgets)
     }
 }

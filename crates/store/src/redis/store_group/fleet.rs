@@ -1,7 +1,8 @@
-//! Sends the messages of a replica to its fleet to the main store.
+//! Sends the messages of a replica to its fleet, and calls to budgets, to the main store.
 
 use super::StoreGroup;
 use crate::audit::{AuditRecord, StoredAuditRecord};
+use crate::budgets::{BudgetCall, BudgetReply};
 use crate::kernel::units::Nanos;
 use crate::{AuditStore, BudgetStore, FleetStore, StoreFailure, StoreReply};
 
@@ -11,7 +12,15 @@ impl FleetStore for StoreGroup {
     }
 }
 
-impl BudgetStore for StoreGroup {}
+impl BudgetStore for StoreGroup {
+    fn call_budgets<'a>(
+        &'a self,
+        now: Nanos,
+        call: &'a BudgetCall,
+    ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        self.main.call_budgets(now, call)
+    }
+}
 
 impl AuditStore for StoreGroup {
     fn has_audit_log(&self) -> bool {

@@ -126,7 +126,7 @@ impl BudgetModel {
         let ended = match law.phase {
             Phase::New => Ended::Unknown,
             Phase::Open => Ended::Now,
-            Phase::Expired => Ended::AfterExpiry,
+            Phase::Expired => Ended::Corrected,
             Phase::Ended | Phase::Over => Ended::Before,
         };
         let expected = EndedHold { ended, counted: Amount(law.counted()) };
@@ -141,7 +141,7 @@ impl BudgetModel {
         state.store.law[at].end(actual, periods, self.rules);
         self.record(match ended {
             Ended::Now => Happens::Settled,
-            Ended::AfterExpiry => Happens::SettledAfterExpiry,
+            Ended::Corrected => Happens::SettledAfterExpiry,
             Ended::Unknown => Happens::SettledWithoutHold,
             Ended::Before => Happens::EndRepeated,
         });
