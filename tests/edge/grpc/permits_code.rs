@@ -16,11 +16,12 @@ fn root() -> PathBuf {
 fn generated(mut descriptors: prost_types::FileDescriptorSet, file: &str, package: &str) -> String {
     let out = tempfile::tempdir().unwrap();
     descriptors.file.retain(|found| found.name() == file);
-    tonic_prost_build::configure()
-        .out_dir(out.path())
-        .extern_path(".sluicegate.v1.Descriptor", "crate::grpc::permits::api::Descriptor")
-        .compile_fds(descriptors)
-        .unwrap();
+    let mut code = tonic_prost_build::configure().out_dir(out.path());
+    if file == "sluicegate/v1/budgets.proto" {
+        let imported = "crate::grpc::permits::api::Descriptor";
+        code = code.extern_path(".sluicegate.v1.Descriptor", imported);
+    }
+    code.compile_fds(descriptors).unwrap();
     fs::read_to_string(out.path().join(format!("{package}.rs"))).unwrap()
 }
 
