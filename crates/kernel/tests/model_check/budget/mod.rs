@@ -15,7 +15,7 @@ use self::model::{BudgetFlaw, BudgetModel, Happens, Rules};
 
 fn two_requests() -> BudgetModel {
     BudgetModel {
-        requests: 2,
+        requests: &[0, 0],
         amounts: [2, 3],
         lengths: [2, 3],
         rules: Rules { time_limit: 2, late: 2, charges_expiry: true },
@@ -87,6 +87,12 @@ fn two_budgets_match_the_history_of_two_requests() {
 }
 
 #[test]
+fn request_of_one_budget_leaves_the_other_unchanged() {
+    let model = BudgetModel { requests: &[0, 1], strangers: false, ..two_requests() };
+    explore(model, 60_693, &[Happens::DeniedBySecond, Happens::SettledInLaterPeriod]);
+}
+
+#[test]
 fn expiries_without_a_charge_match_the_history() {
     let rules = Rules { charges_expiry: false, ..two_requests().rules };
     explore(BudgetModel { rules, ..two_requests() }, 47_187, &BETWEEN_TWO);
@@ -95,7 +101,11 @@ fn expiries_without_a_charge_match_the_history() {
 #[test]
 fn three_requests_that_cost_their_holds_keep_the_amount() {
     let exact = BudgetModel { estimates: &[2], costs: &[1, 2], strangers: false, ..two_requests() };
-    explore(BudgetModel { requests: 3, amounts: [4, 5], horizon: 3, ..exact }, 32_491, &IN_FLIGHT);
+    explore(
+        BudgetModel { requests: &[0, 0, 0], amounts: [4, 5], horizon: 3, ..exact },
+        32_491,
+        &IN_FLIGHT,
+    );
 }
 
 #[test]

@@ -39,7 +39,8 @@ pub enum BudgetFlaw {
 
 #[derive(Debug)]
 pub struct BudgetModel {
-    pub requests: usize,
+    /// The first budget that each request meets. It also meets all later ones.
+    pub requests: &'static [usize],
     pub amounts: [u64; 2],
     /// The length of the periods of each budget, in ticks.
     pub lengths: [u64; 2],
@@ -158,15 +159,15 @@ impl Model for BudgetModel {
     type Action = Action;
 
     fn init_states(&self) -> Vec<BudgetModelState> {
-        let store =
-            Store { budgets: Default::default(), law: vec![History::default(); self.requests] };
+        let law = self.requests.iter().map(|first| History::new(*first)).collect();
+        let store = Store { budgets: Default::default(), law };
         vec![BudgetModelState {
             tick: 0,
             copy: store.clone(),
             store,
             behind: 0,
             faults: 0,
-            told: vec![Told::default(); self.requests],
+            told: vec![Told::default(); self.requests.len()],
             replies_agree: true,
         }]
     }
@@ -283,8 +284,9 @@ impl BudgetModel {
 
     fn held_is_the_sum(&self, state: &BudgetModelState) -> bool {
         let budgets = self.current(state);
-        let open = state.store.law.iter().filter(|law| law.phase == Phase::Open).count();
         [0, 1].into_iter().all(|index| {
+            let is_open = |law: &&History| law.phase == Phase::Open && law.first <= index;
+            let open = state.store.law.iter().filter(is_open).count();
             let held = state.held(index, self.periods_at(state.tick)[index]);
             budgets[index].held() == Amount(held) && budgets[index].open_holds() as usize == open
         })
@@ -341,7 +343,9 @@ impl BudgetModelState {
     }
 
     fn of_period(&self, index: usize, period: u64) -> impl Iterator<Item = &History> {
-        let is_it = move |law: &&History| law.phase != Phase::New && law.took[index] == period;
+        let is_it = move |law: &&History| {
+            law.phase != Phase::New && law.first <= index && law.took[index] == period
+        };
         self.store.law.iter().filter(is_it)
     }
 

@@ -16,6 +16,8 @@ pub enum Phase {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct History {
     pub phase: Phase,
+    /// The first budget that the request meets. It also meets all later ones.
+    pub first: usize,
     pub held: u64,
     /// What the request is charged.
     pub bill: u64,
@@ -39,9 +41,13 @@ pub struct Rules {
 }
 
 impl History {
+    pub fn new(first: usize) -> Self {
+        Self { first, ..Self::default() }
+    }
+
     pub fn reserve(&mut self, amount: u64, periods: [u64; 2], rules: Rules) {
         let (phase, left) = (Phase::Open, rules.time_limit);
-        *self = Self { phase, held: amount, took: periods, left, ..Self::default() };
+        *self = Self { phase, held: amount, took: periods, left, ..Self::new(self.first) };
     }
 
     pub fn renew(&mut self, rules: Rules) {

@@ -1,7 +1,7 @@
 //! The steps of the model.
 
 use sluicegate_kernel::budget::{
-    Amount, Budget, BudgetTerms, Denial, Ended, EndedHold, Hold, HoldId, Reserved, reserve_all,
+    Amount, Budget, BudgetTerms, Ended, EndedHold, Hold, HoldId, Reserved, reserve_all,
 };
 use sluicegate_kernel::units::Nanos;
 
@@ -24,7 +24,7 @@ fn hold_in_all(
 }
 
 /// True if a first reserve denies exactly in the first budget without enough free amount.
-fn agrees(reserved: Reserved, amount: u64, free: [u64; 2]) -> bool {
+fn agrees(reserved: Reserved, amount: u64, free: &[u64]) -> bool {
     match (reserved, free.iter().position(|free| *free < amount)) {
         (Reserved::Held, None) => true,
         (Reserved::Denied(denial), Some(short)) => denial.index == short,
@@ -44,11 +44,12 @@ impl BudgetModel {
         let (now, periods) = (state.now(), self.periods_at(state.tick));
         let free = [0, 1].map(|index| self.free(state, index));
         let terms = [0, 1].map(|index| self.reserve_terms(state, index, amount));
-        let budgets = &mut state.store.budgets;
-        let reserved = hold_in_all(budgets, &terms, (id_of(at), amount), now);
         let law = &mut state.store.law[at];
+        let first = law.first;
+        let budgets = &mut state.store.budgets[first..];
+        let reserved = hold_in_all(budgets, &terms[first..], (id_of(at), amount), now);
         state.replies_agree &= match law.phase {
-            Phase::New => agrees(reserved, amount, free),
+            Phase::New => agrees(reserved, amount, &free[first..]),
             Phase::Open => reserved == Reserved::Repeated,
             Phase::Expired | Phase::Ended | Phase::Over => reserved == Reserved::Ended,
         };
@@ -60,7 +61,7 @@ impl BudgetModel {
             Reserved::Held => Happens::Held,
             Reserved::Repeated => Happens::ReserveRepeated,
             Reserved::Ended => Happens::ReserveAfterEnd,
-            Reserved::Denied(Denial { index: 0, .. }) => Happens::DeniedByFirst,
+            Reserved::Denied(denial) if first + denial.index == 0 => Happens::DeniedByFirst,
             Reserved::Denied(_) => Happens::DeniedBySecond,
         });
     }
@@ -109,7 +110,8 @@ impl BudgetModel {
     pub(super) fn renew(&self, state: &mut BudgetModelState, at: usize) {
         let now = state.now();
         let is_open = state.store.law[at].phase == Phase::Open;
-        for (index, budget) in state.store.budgets.iter_mut().enumerate() {
+        let first = state.store.law[at].first;
+        for (index, budget) in state.store.budgets.iter_mut().enumerate().skip(first) {
             let renewed = budget.renew(&self.terms(index), id_of(at), now);
             state.replies_agree &= renewed == is_open;
         }
@@ -130,8 +132,8 @@ impl BudgetModel {
             Phase::Ended | Phase::Over => Ended::Before,
         };
         let expected = EndedHold { ended, counted: Amount(law.counted()) };
-        for index in [0, 1] {
-            let is_late = law.phase == Phase::Open && law.took[index] != periods[index];
+        for (index, period) in periods.into_iter().enumerate().skip(law.first) {
+            let is_late = law.phase == Phase::Open && law.took[index] != period;
             let found = self.end_one(state, (at, index), actual, is_late);
             state.replies_agree &= found == expected;
             if is_late && actual.is_some() {
