@@ -87,9 +87,12 @@ proptest! {
             let before = table.0.clone();
             let reply = table.run(now, &BudgetOperation::new(&call, "p"));
             prop_assert_eq!(&reply, &law, "{:?}", call);
-            let is_denied = matches!(law.outcome, BudgetOutcome::Reserved(Reserved::Denied(_)));
-            if call.action == BudgetAction::Read || is_denied {
-                prop_assert!(table.0.len() <= before.len(), "{:?} created a row", call);
+            let has_row = |key| before.iter().any(|(old, ..)| old == key);
+            if matches!(law.outcome, BudgetOutcome::Reserved(Reserved::Denied(_))) {
+                prop_assert!(table.0.iter().all(|(key, ..)| has_row(key)), "a denial created a row");
+            }
+            if call.action == BudgetAction::Read {
+                prop_assert!(table.0.iter().all(|row| before.contains(row)), "a read wrote a row");
             }
         }
     }
