@@ -12,8 +12,8 @@ use super::{CommandOutcome, Terminal, admin_client};
 use crate::clock::Clock;
 use crate::config::descriptor_text;
 use crate::config::explain::{
-    BucketSnapshot, Candidate, ConcurrencyExplanation, DescriptorExplanation, EntryExplanation,
-    Explanation, RuleExplanation, explain as explained,
+    BucketSnapshot, BudgetExplanation, Candidate, ConcurrencyExplanation, DescriptorExplanation,
+    EntryExplanation, Explanation, RuleExplanation, explain as explained,
 };
 use crate::config::table_limits::TableLimits;
 use crate::kernel::units::{Hits, Nanos};
@@ -48,10 +48,10 @@ pub fn explain(
         }
         OutputFormat::Text => print_text(&explanation, terminal.out)?,
     }
-    let has_limit = explanation
-        .descriptors
-        .iter()
-        .any(|descriptor| descriptor.rule.is_some() || descriptor.concurrency.is_some());
+    let has_limit = explanation.descriptors.iter().any(|descriptor| {
+        let has_budget = !descriptor.budgets.is_empty();
+        has_budget || descriptor.rule.is_some() || descriptor.concurrency.is_some()
+    });
     Ok(if has_limit { CommandOutcome::Success } else { CommandOutcome::Negative })
 }
 
@@ -104,8 +104,17 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
             }
             print_bucket_state(concurrency_limit, out)?;
         }
+        descriptor.budgets.iter().try_for_each(|budget| print_budget(budget, out))?;
     }
     Ok(())
+}
+
+fn print_budget(budget: &BudgetExplanation, out: &mut dyn io::Write) -> io::Result<()> {
+    writeln!(out, "    budget    {} ({})", budget.text, budget.location)?;
+    if let Some(row) = &budget.from_table {
+        writeln!(out, "    table     {row}")?;
+    }
+    writeln!(out, "    counter   {}", budget.counter)
 }
 
 fn print_bucket_state(

@@ -6,6 +6,8 @@ use crate::config::diagnostic::Code;
 use crate::config::settings::{PlanAmount, Tables};
 use crate::config::{Config, TableColumn};
 
+const MISSING_TABLE_FIX: &str = "add the table to the settings, or correct its name";
+
 /// A limit that conflicts with a setting.
 pub(super) struct Conflict {
     /// The file and line of the rule, `file:line`.
@@ -15,7 +17,8 @@ pub(super) struct Conflict {
     pub(super) help: String,
 }
 
-/// Finds limits that read a table which the settings do not have, or whose plans they cannot count.
+/// Finds limits that read a table which the settings do not have, or whose plans they cannot count,
+/// and budgets without their table of prices.
 pub(super) fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict> {
     let mut conflicts = Vec::new();
     for (column, location) in config.table_columns() {
@@ -29,7 +32,7 @@ pub(super) fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict>
         let Some(settings) = tables.0.iter().find(|settings| *settings.name == **table) else {
             let message =
                 format!("`from: {table}.{column}`: the setting `tables` has no `{table}`");
-            conflicts.push(conflict(message, "add the table to the settings, or correct its name"));
+            conflicts.push(conflict(message, MISSING_TABLE_FIX));
             continue;
         };
         let plans = settings.plans.iter();
@@ -43,5 +46,18 @@ pub(super) fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict>
             }
         }
     }
+    conflicts.extend(missing_prices(config, tables));
     conflicts
+}
+
+fn missing_prices<'c>(config: &'c Config, tables: &Tables) -> impl Iterator<Item = Conflict> + 'c {
+    let known: Vec<_> = tables.0.iter().map(|settings| settings.name.clone()).collect();
+    let missing =
+        config.price_tables().filter(move |(table, _)| !known.iter().any(|it| it == table));
+    missing.map(|(table, location)| Conflict {
+        location: location.into(),
+        code: Code::BadTableColumn,
+        message: format!("`prices: {table}`: the setting `tables` has no `{table}`"),
+        help: MISSING_TABLE_FIX.to_owned(),
+    })
 }

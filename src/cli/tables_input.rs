@@ -91,8 +91,9 @@ impl GivenTables {
         let check = move |table: &str, column: &str, number| {
             checked.check_table_number(table, column, number)
         };
-        let names: HashSet<_> =
-            config.table_columns().map(|(TableColumn { table, .. }, _)| &**table).collect();
+        let of_limits = config.table_columns().map(|(TableColumn { table, .. }, _)| &**table);
+        let of_prices = config.price_tables().map(|(table, _)| table);
+        let names: HashSet<_> = of_limits.chain(of_prices).collect();
         let (mut tables, mut bad_rows) = (Vec::new(), BadRows::default());
         for table in self.settings.0.iter().filter(|table| names.contains(&*table.name)) {
             let (loaded, report) = self.load_table(table, old.table(&table.name), &check)?;

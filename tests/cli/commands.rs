@@ -210,6 +210,45 @@ fn explain_writes_json() {
     assert_golden("explain.json.txt", &out);
 }
 
+const BUDGETS: [&str; 11] = [
+    "explain",
+    "--limits",
+    "tests/golden/limits/budgets",
+    "--domain",
+    "llm",
+    "--descriptor",
+    "org=acme,model=large",
+    "--descriptor",
+    "org=beta,model=free-1",
+    "--descriptor",
+    "org=beta,team=search",
+];
+
+#[test]
+fn explain_shows_budgets_with_the_amounts_of_a_table() {
+    let (outcome, out, err) = run(&["validate", BUDGETS[2]]);
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""), "{out}");
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    };
+    let customers = write("customers.csv", "id,llm_budget\nacme,900\n");
+    let models = write("models.csv", "id,input,output\n*,2500,10000\n");
+    let table = |name: &str, path: &str| format!("- {{name: {name}, source: 'file://{path}'}}\n");
+    let customers = table("customers", &customers);
+    let both = write("both.yaml", &format!("tables:\n{customers}{}", table("models", &models)));
+    let (outcome, out, err) = run(&[&BUDGETS[..], &["--tables", &both]].concat());
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Success, ""));
+    assert_golden("explain_budgets.txt", &out);
+    let without = write("without.yaml", &format!("tables:\n{customers}"));
+    let (outcome, _, err) = run(&[&BUDGETS[..], &["--tables", &without]].concat());
+    let problem = "error: tests/golden/limits/budgets/llm.yaml:7: `prices: models`: the setting \
+                   `tables` has no `models`; add the table to the settings, or correct its name\n";
+    assert_eq!((outcome, err.as_str()), (CommandOutcome::Failed, problem));
+}
+
 #[test]
 fn explain_refuses_broken_files_and_descriptors() {
     let (outcome, out, err) =

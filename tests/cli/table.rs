@@ -288,6 +288,38 @@ fn a_column_that_no_row_has_is_a_warning() {
     );
 }
 
+/// A budget of money, whose prices are in the table `customers`.
+const MONEY: &str = "domain: d
+colocate: org
+usage: {prices: customers}
+descriptors:
+- {key: org, budget: {amount: 500 usd, unit: day}}
+- {key: c, rate_limit: {unit: day, requests_per_unit: 5}}
+";
+
+#[test]
+fn prices_of_an_unknown_table_are_refused_with_their_line() {
+    let shop = Shop::new();
+    shop.write(ROWS);
+    let limits = MONEY.replace("customers", "models");
+    fs::write(shop.limits().join("shop.yaml"), limits).unwrap();
+    let error = shop.start_with(&[]).map(drop).unwrap_err();
+    assert!(error.contains("shop.yaml:5") && error.contains("E40"), "{error}");
+    assert!(error.contains("`prices: models`: the setting `tables` has no `models`"), "{error}");
+}
+
+#[test]
+fn missing_columns_of_prices_are_warnings() {
+    let shop = Shop::new();
+    shop.write("id,input\nlarge,2500\n");
+    fs::write(shop.limits().join("shop.yaml"), MONEY).unwrap();
+    let log = shop.start().log();
+    let lines = log.lines().filter(|line| line.contains("so no model has a price"));
+    let lines: Vec<_> = lines.collect();
+    let is_right = |line: &str| line.contains("output") && line.contains("shop.yaml:5");
+    assert!(lines.len() == 1 && is_right(lines[0]), "{log}");
+}
+
 #[test]
 fn invalid_settings_of_a_table_are_named() {
     let limits = Path::new("config/limits");

@@ -15,7 +15,7 @@ const PLACES: &[Place] = &[
     Place {
         file: "{@}",
         needed: &[("domain", "d"), ("descriptors", "[{key: k}]")],
-        fields: &["domain", "descriptors", "charge", "colocate", "defaults"],
+        fields: &["domain", "descriptors", "charge", "colocate", "defaults", "usage"],
     },
     Place {
         file: "{domain: d, descriptors: [{key: k}], defaults: {@}}",
@@ -38,7 +38,19 @@ const PLACES: &[Place] = &[
             "value_to_metric",
             "metadata",
             "concurrency",
+            "budget",
         ],
+    },
+    Place {
+        file: "{domain: d, descriptors: [{key: k, budget: {@}}]}",
+        needed: &[("unit", "month"), ("amount", "2M tokens")],
+        // `prepaid: true` needs other fields than `prepaid: false`.
+        fields: &["amount", "unit", "calendar", "warn_at", "on_store_failure"],
+    },
+    Place {
+        file: "{domain: d, descriptors: [{key: k, budget: {unit: day, amount: 5 tokens}}], usage: {@}}",
+        needed: &[],
+        fields: &["estimate", "at_most", "time_limit", "on_expiry", "prices", "model"],
     },
     Place {
         file: "{domain: d, descriptors: [{key: k, value: a*, rate_limit: {unit: day, requests_per_unit: 5}, @}]}",

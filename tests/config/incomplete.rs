@@ -87,6 +87,16 @@ fn unreadable_field_causes_no_finding_about_a_missing_field() {
         "- key: a\n  concurrency: {lmit: 9}\n",
         "- key: a\n  concurrency: {limit: 9, max_duration: 1s, queue: {size: 9, time: 1s}}\n",
         "- key: a\n  concurrency: {limit: 9, max_durations: 1s, mode: local}\n",
+        "- key: a\n  budget: {amont: 5 tokens, unit: day}\n",
+        "- key: a\n  budget: {amount: [5 tokens], unit: day}\n",
+        "- key: a\n  budget: {amount: 5 tokens, unti: day}\n",
+        "- key: a\n  budget: {amount: 5 tokens, unti: day, calendar: {time_zone: UTC}}\n",
+        "- key: a\n  budget: {amount: 5 tokens, unit: day, calender: {time_zone: UTC}}\n",
+        "- key: a\n  budget: {prepaid: true, ofs: usd}\n",
+        "- key: a\n  budget: {prepayed: true, of: usd}\n",
+        "- key: a\n  budget: {amount: 5 usd, unit: day}\nusages: {prices: p}\n",
+        "- key: a\n  budget: {amount: 5 usd, unit: day}\nusage: {price: p}\n",
+        "- ky: a\n  descriptors: [{key: b, budget: {amount: 5 tokens, unit: day}}]\ncolocate: a\n",
     ];
     for block in blocks {
         let found = findings(block);
@@ -100,7 +110,9 @@ fn unreadable_field_causes_no_finding_about_a_missing_field() {
 fn misspelt_domain_or_defaults_hide_no_other_error() {
     let descriptors =
         "descriptors:\n- key: a\n  rate_limit: {unit: minutes, requests_per_unit: 1}\n";
-    for head in ["domian: d\n", "domain: [d]\n", "domain: d\ndefaults: {strateg: gcra}\n"] {
+    let usage = "domain: d\nusage: {estimates: learn}\n";
+    let defaults = "domain: d\ndefaults: {strateg: gcra}\n";
+    for head in ["domian: d\n", "domain: [d]\n", defaults, usage] {
         let text = format!("{head}{descriptors}");
         let found: Vec<_> =
             load(&[("a.yaml", &text)], false).unwrap_err().iter().map(line).collect();

@@ -1,6 +1,7 @@
 //! Tests that limits files become the right rules and descriptors match the right rule.
 
 mod bad;
+mod budget;
 mod calendar;
 mod concurrency;
 mod cures;

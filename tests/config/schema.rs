@@ -158,6 +158,25 @@ fn shipped_limits_files_match_the_schema() {
     }
 }
 
+/// Invalid fields of a file, or invalid budgets.
+const BUDGETS: [(&str, &str); 15] = [
+    ("", "{amount: 500$, unit: day}"),
+    ("", "{amount: 5000, unit: day}"),
+    ("", "{amount: 2m tokens, unit: day}"),
+    ("", "{amount: '1,000 usd', unit: day}"),
+    ("", "{amount: 5 usd}"),
+    ("", "{unit: day}"),
+    ("", "{amount: 5 usd, unit: day, per: 5h}"),
+    ("", "{prepaid: true}"),
+    ("", "{prepaid: true, of: dollars}"),
+    ("", "{amount: 5 usd, unit: day, warn_at: [80]}"),
+    ("", "{amount: 5 usd, unit: day, warn_at: [0%]}"),
+    ("", "{amount: 5 usd, unit: day, on_store_failure: local}"),
+    ("usage: {estimate: 4000}", "{amount: 5 usd, unit: day}"),
+    ("usage: {at_most: 5 usd}", "{amount: 5 usd, unit: day}"),
+    ("usage: {prices: a.yaml}", "{amount: 5 usd, unit: day}"),
+];
+
 #[test]
 fn schema_refuses_invalid_or_ineffective_fields() {
     let limit =
@@ -182,6 +201,12 @@ fn schema_refuses_invalid_or_ineffective_fields() {
         "unit: day, replaces: [x]",
     ] {
         assert!(validate(&limit(fields)).is_err(), "{fields}");
+    }
+    for (head, budget) in BUDGETS {
+        let text = |budget: &str| {
+            format!("domain: d\n{head}\ndescriptors: [{{key: k, budget: {budget}}}]\n")
+        };
+        assert!(validate(&text(budget)).is_err(), "{head} {budget}");
     }
     assert!(validate("descriptors: []\n").is_err());
     assert!(validate("domain: d\ndescriptors: [{value: v}]\n").is_err());
@@ -224,6 +249,20 @@ fn schema_accepts_files_without_findings() {
             "reject: {status: , retry_after: , body: }",
         ]
         .map(ceiling),
+    );
+    let budget = |fields: &str| {
+        let usage = "estimate: , at_most: , time_limit: , on_expiry: , prices: , model: ";
+        format!(
+            "domain: d\ncolocate: k\nusage: {{{usage}}}\ndescriptors: [{{key: k, budget: {{{fields}}}}}]\n"
+        )
+    };
+    files.extend(
+        [
+            "amount: 5 tokens, unit: Day, per: , calendar: , prepaid: false, of: , warn_at: ",
+            "amount: 1.5M input_tokens, per: 1h30m, on_store_failure: , from: , by: ",
+            "prepaid: true, of: output_tokens, amount: , unit: , warn_at: [1%, 99%, 100%]",
+        ]
+        .map(budget),
     );
     for file in files {
         let (_, findings) = load(&[("a.yaml", &file)], false).unwrap();

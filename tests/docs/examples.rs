@@ -60,6 +60,24 @@ fn documented_descriptors_match_the_rules_in_their_table() {
 }
 
 #[test]
+fn documented_descriptors_meet_the_budgets_in_their_table() {
+    let text = page("docs/limits.md");
+    let (above, below) = text.split_once("| reserved by | budgets |").unwrap();
+    let example = above.rsplit("```yaml\n").next().unwrap().split("```").next().unwrap();
+    let (config, _) = load([("docs/limits.md", example.as_bytes())], Revision(1), false).unwrap();
+    let rows = rows(&format!("| reserved by | budgets |{below}"), "reserved by");
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let entries = bare(&row[0]).split(", ").map(|entry| entry.split_once('=').unwrap());
+        let entries: Vec<_> = entries.collect();
+        let met = config.domains["llm"].tree.lookup_budgets(&entries);
+        let met: Vec<_> = met.iter().map(|met| format!("`{}`", met.rule.path)).collect();
+        let met = if met.is_empty() { "none".to_owned() } else { met.join(", ") };
+        assert_eq!(met, row[1], "{}", row[0]);
+    }
+}
+
+#[test]
 fn other_documented_yaml_matches_shipped_files_or_settings() {
     for Block { place, text, .. } in blocks("yaml").into_iter().filter(|b| !is_limits(&b.text)) {
         match text.lines().next() {

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use crate::budget::BudgetRule;
+use crate::budget::{BudgetRule, BudgetUnit};
 use crate::concurrency::ConcurrencyLimit;
 use crate::table_column::TableColumn;
 use crate::table_limits::{SetAmount, TableLimits};
@@ -76,5 +76,15 @@ impl Config {
         let permits = self.permits_of_tables().map(|(limit, column)| (column, &*limit.location));
         let budgets = self.budgets_of_tables().map(|(budget, column)| (column, &*budget.location));
         rates.chain(permits).chain(budgets)
+    }
+
+    /// Returns the tables with the prices of models, each with the place of a budget that needs it,
+    /// `file:line`.
+    pub fn price_tables(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.domains.values().filter_map(|domain| {
+            let prices = domain.usage.prices.as_deref()?;
+            let is_money = |budget: &&BudgetRule| matches!(budget.unit, BudgetUnit::Money(_));
+            Some((prices, &*domain.tree.budgets().find(is_money)?.location))
+        })
     }
 }

@@ -1,4 +1,5 @@
-//! Formats rate limits and concurrency limits as text for logs, the command `explain` and the admin page `/config`.
+//! Formats rate limits, concurrency limits and budgets as text for logs, the command `explain` and the
+//! admin page `/config`.
 //!
 //! Guarantees:
 //! - Two limits with different numbers or keywords have different text descriptions.
@@ -10,11 +11,14 @@ use std::fmt;
 
 use jiff::civil::Time;
 
+use super::budget::{BudgetRule, BudgetWindow};
+use super::budget_amount::AmountText;
 use super::calendar::WindowStartDay;
 use super::concurrency::{ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION};
 use super::resolve::keywords;
 use super::resolve::overload_answers::AnswerListText;
 use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
+use crate::kernel::budget::Amount;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
@@ -151,6 +155,39 @@ pub fn strategy_keyword(strategy: &Strategy) -> &'static str {
         Strategy::SlidingLog(_) => SlidingLog,
     };
     keywords::keyword_of(keywords::STRATEGIES, word)
+}
+
+/// A budget with the amount that applies: the rule's own, or that of a table. Without an amount,
+/// the budget is unlimited.
+pub(super) struct BudgetText<'r>(pub(super) &'r BudgetRule, pub(super) Option<Amount>);
+
+/// Formats the budget as `500 usd per month from day 1 in Europe/Berlin, warns at 80%, 100%`, or as
+/// `prepaid, in usd`.
+impl fmt::Display for BudgetText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(rule, amount) = self;
+        match (&rule.window, amount) {
+            (BudgetWindow::Prepaid, _) => write!(f, "prepaid, in {}", rule.unit)?,
+            (BudgetWindow::Each(_), None) => f.write_str("unlimited")?,
+            (BudgetWindow::Each(window), Some(amount)) => {
+                write!(f, "{} per {window}", AmountText(*amount, rule.unit))?;
+            }
+        }
+        for (number, percent) in rule.warn_at.iter().enumerate() {
+            let before = if number == 0 { ", warns at" } else { "," };
+            write!(f, "{before} {percent}%")?;
+        }
+        if rule.on_store_failure != FallbackMode::Error {
+            write!(f, ", on store failure {}", rule.on_store_failure)?;
+        }
+        f.write_str(if rule.shadow { ", shadow" } else { "" })
+    }
+}
+
+impl fmt::Display for BudgetRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        BudgetText(self, Some(self.amount)).fmt(f)
+    }
 }
 
 /// Formats the limit as `64 in flight, gradient from 8 to 512, queue of 100 for 300ms, rejected

@@ -8,12 +8,15 @@
 //! Not covered:
 //! - The hits that a counter has at the moment.
 
+mod budgets;
 pub mod near_miss;
 
 use std::borrow::Cow;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
+
+pub use budgets::BudgetExplanation;
 
 use super::concurrency::ConcurrencyLimit;
 use super::describe::LimitText;
@@ -62,6 +65,9 @@ pub struct DescriptorExplanation {
     /// The concurrency limit that the descriptor matches, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub concurrency: Option<ConcurrencyExplanation>,
+    /// The budgets that the descriptor meets, from its first entry to its last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub budgets: Vec<BudgetExplanation>,
 }
 
 /// The concurrency limit of a descriptor.
@@ -241,16 +247,20 @@ impl ExplainContext<'_> {
             _ => Vec::new(),
         }
         .into_iter();
+        let budgets = budgets::explain_budgets(self.config, self.domain, entries, self.now);
+        let outcome = trace.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence);
+        let only_budgets = outcome.strip_prefix("no limit").filter(|_| !budgets.is_empty());
         DescriptorExplanation {
             descriptor: format_entries(entries.iter().copied()),
             steps: trace.map(explain_steps).unwrap_or_default(),
-            outcome: trace.map_or_else(|| self.unknown_domain_outcome(), outcome_sentence),
+            outcome: only_budgets.map_or(outcome.clone(), |why| format!("no rate limit{why}")),
             nearest: near_miss::nearest_rule(self.config, self.domain, entries),
             rule: limits.next(),
             more_limits: limits.collect(),
             concurrency: trace
                 .and_then(|walk| walk.concurrency_limit)
                 .map(|limit| self.explain_concurrency(limit, entries)),
+            budgets,
         }
     }
 
@@ -407,6 +417,9 @@ fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
         }
         LookupOutcome::NoLimit { .. } if trace.concurrency_limit.is_some() => {
             format!("no rate limit: `{node}` has only a concurrency limit")
+        }
+        LookupOutcome::NoLimit { .. } if trace.has_budget => {
+            format!("no rate limit: `{node}` has only a budget")
         }
         LookupOutcome::NoLimit { has_children: true } => {
             format!("no limit: `{node}` has only descriptors for a further entry")

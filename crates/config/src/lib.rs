@@ -10,6 +10,7 @@
 
 pub mod action;
 pub mod budget;
+pub mod budget_amount;
 pub mod calendar;
 pub mod concurrency;
 mod config_tables;

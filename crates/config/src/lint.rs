@@ -8,11 +8,13 @@
 //! Not covered:
 //! - Files with errors (see [`super::resolve`]).
 
+mod budgets;
 mod never_matches;
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use super::budget::UsageRules;
 use super::diagnostic::Code;
 use super::raw::Descriptor;
 use super::resolve::findings::{FileFindings, FileSpan};
@@ -33,6 +35,8 @@ pub(super) struct DomainLint<'r, 'f, 'a> {
     pub(super) charge_settings: ChargeSettings<'r>,
     /// The position of `max_overshoot` in the `defaults` of the domain, if it is there.
     pub(super) default_overshoot: Option<FileSpan>,
+    /// The block `usage` of the domain, and its position.
+    pub(super) usage: Option<(&'r UsageRules, FileSpan)>,
     pub(super) findings: &'f mut FileFindings<'a>,
 }
 
@@ -57,8 +61,9 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
         return;
     }
     let words = [
-        ("shadow_mode", raw.shadow_mode && raw.concurrency.is_none()),
-        ("quota_mode", raw.quota_mode),
+        ("shadow_mode", raw.shadow_mode && raw.concurrency.is_none() && raw.budget.is_none()),
+        // Beside a budget, it is an error.
+        ("quota_mode", raw.quota_mode && raw.budget.is_none()),
         ("detailed_metric", raw.detailed_metric),
         ("metadata", raw.metadata.is_some()),
     ];
@@ -81,6 +86,7 @@ impl DomainLint<'_, '_, '_> {
         self.warn_unknown_replaces();
         self.note_cluster_slots();
         self.warn_unused_overshoot();
+        self.lint_budgets();
     }
 
     fn warn_unused_overshoot(&mut self) {

@@ -20,6 +20,9 @@ use sluicegate_tables::{Amount as Number, Table};
 use crate::kernel::budget::Amount;
 use crate::kernel::units::Nanos;
 
+/// The columns without which no model has a price.
+pub const REQUIRED_COLUMNS: [&str; 2] = ["input", "output"];
+
 /// The id of the row for models without a row.
 const ANY_MODEL: &str = "*";
 

@@ -10,6 +10,8 @@
 //! Not covered:
 //! - The meaning of the fields (see [`super::resolve`]).
 
+mod budget;
+mod calendar;
 mod document;
 mod field_name;
 mod fields;
@@ -20,12 +22,16 @@ mod metadata;
 mod names;
 mod read;
 mod schema;
+mod text_list;
 mod typed;
 
 use schemars::JsonSchema;
 
 use super::diagnostic::{Span, Spanned};
+pub use budget::{Budget, Usage};
+pub use calendar::Calendar;
 pub use read::{InvalidFile, read, source};
+pub use text_list::TextList;
 
 /// The fix for two limits in one descriptor.
 pub(super) const TWO_LIMITS_FIX: &str = "for several limits, use the list `rate_limits`";
@@ -53,6 +59,8 @@ pub struct File {
     pub colocate: Option<Spanned<String>>,
     /// The defaults for every limit of the domain.
     pub defaults: Option<Defaults>,
+    /// How the requests of the domain use their budgets.
+    pub usage: Option<Usage>,
 }
 
 /// The defaults for every limit of a domain.
@@ -74,9 +82,9 @@ pub struct Defaults {
     /// denied hits, the other strategies refuse them.
     #[schemars(schema_with = "schema::on_excess")]
     pub on_excess: Option<Spanned<String>>,
-    /// The decision while the store does not answer, of rate limits and concurrency limits.
-    /// Default: `error` for rate limits, as in envoyproxy/ratelimit; `local` for concurrency
-    /// limits, also if this is `error`.
+    /// The decision while the store does not answer, of rate limits, concurrency limits and
+    /// budgets. Default: `error` for rate limits, as in envoyproxy/ratelimit, and for budgets;
+    /// `local` for concurrency limits, also if this is `error`. `local` is `deny` for budgets.
     #[schemars(schema_with = "schema::failure")]
     pub on_store_failure: Option<Spanned<String>>,
     /// The decisions that a replica makes without a store call: none (`exact`), denials that it
@@ -90,7 +98,7 @@ pub struct Defaults {
     pub max_overshoot: Option<Spanned<String>>,
 }
 
-/// One node of the descriptor tree. It may have a rate limit and a concurrency limit.
+/// One node of the descriptor tree. It may have a rate limit, a concurrency limit and a budget.
 #[expect(clippy::struct_excessive_bools, reason = "the language's own switches, each by its name")]
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["key"]))]
@@ -150,6 +158,8 @@ pub struct Descriptor {
     /// The limit on requests in flight for descriptors whose last entry matches here, beside or
     /// instead of a rate limit.
     pub concurrency: Option<Concurrency>,
+    /// The budget of descriptors that match here, also if further entries follow.
+    pub budget: Option<Budget>,
 }
 
 /// The rate limit of a rule.
@@ -221,28 +231,6 @@ pub struct RateLimit {
     /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.
     #[schemars(schema_with = "schema::text")]
     pub by: Option<Spanned<String>>,
-}
-
-/// The calendar windows of a limit.
-#[derive(Clone, Debug, Default, JsonSchema)]
-#[schemars(deny_unknown_fields, default, extend("required" = ["time_zone"]))]
-pub struct Calendar {
-    /// The position of the block in the file.
-    #[schemars(skip)]
-    pub span: Span,
-    /// `true` if a field of the block could not be read. A finding then says which one.
-    #[schemars(skip)]
-    pub is_incomplete: bool,
-    /// The IANA name of the time zone, such as `Europe/Berlin`.
-    #[schemars(with = "String")]
-    pub time_zone: Option<Spanned<String>>,
-    /// The day on which a window starts. Week: 1 (Monday) to 7, or a name. Month: 1 to 31; in
-    /// shorter months, the last day. Year: month and day, such as `04-01`.
-    #[schemars(schema_with = "schema::starts_on")]
-    pub starts_on: Option<Spanned<String>>,
-    /// The local time of that day at which a window starts, such as `12:00`. Default: `00:00`.
-    #[schemars(schema_with = "schema::starts_at")]
-    pub starts_at: Option<Spanned<String>>,
 }
 
 /// A limit on requests in flight.
@@ -348,10 +336,6 @@ pub struct Adaptive {
     #[schemars(schema_with = "schema::aggregate")]
     pub aggregate: Option<Spanned<String>>,
 }
-
-/// A list of texts and numbers, each as written.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TextList(pub Vec<Spanned<String>>);
 
 /// The queue of requests that wait for a permit.
 #[derive(Clone, Debug, Default, JsonSchema)]

@@ -9,10 +9,13 @@
 //! - The syntax and the keys of a file (see [`super::raw`]).
 
 mod adaptive_block;
+mod amount_fix;
+mod budget_block;
 mod calendar_block;
 mod concurrency_block;
 mod descriptor;
 mod domain;
+mod domain_budgets;
 mod domain_defaults;
 mod domain_files;
 pub mod duration;
@@ -26,6 +29,8 @@ pub(crate) mod overshoot;
 mod rate_limit_block;
 mod rate_limit_list;
 mod time_zone_name;
+mod usage_block;
+mod window;
 
 use super::diagnostic::{Diagnostics, SourceText};
 use super::raw::File;

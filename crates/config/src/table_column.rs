@@ -22,6 +22,9 @@ impl TableColumn {
     /// The regular expression of `from`, for the JSON Schema.
     pub(crate) const PATTERN: &str = "^[0-9A-Za-z_-]{1,64}[.][0-9A-Za-z_-]{1,64}$";
 
+    /// The regular expression of the name of a table, for the JSON Schema.
+    pub(crate) const TABLE_PATTERN: &str = "^[0-9A-Za-z_-]{1,64}$";
+
     /// Returns the row of the id among the entries of a descriptor.
     #[must_use]
     pub fn row_of(&self, entries: &[(&str, &str)]) -> TableRow {
@@ -31,10 +34,12 @@ impl TableColumn {
     /// Parses the field `from`: the names of a table and of a column, with a dot in between.
     pub(crate) fn parse_names(text: &str) -> Option<(&str, &str)> {
         let (table, column) = text.split_once('.')?;
-        let is_name = |name: &str| {
-            let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-            (1..=64).contains(&name.len()) && name.bytes().all(is_word)
-        };
-        (is_name(table) && is_name(column)).then_some((table, column))
+        (Self::is_name(table) && Self::is_name(column)).then_some((table, column))
+    }
+
+    /// Returns `true` for the name of a table or a column.
+    pub(crate) fn is_name(name: &str) -> bool {
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
+        (1..=64).contains(&name.len()) && name.bytes().all(is_word)
     }
 }

@@ -39,16 +39,23 @@ pub(super) fn print_summary(
     let mut domains: Vec<_> = config.domains.values().collect();
     domains.sort_by(|a, b| a.name.cmp(&b.name));
     for domain in domains.iter().take(MAX_DOMAINS_PRINTED) {
-        let concurrency_text = match domain.tree.concurrency_limits().len() {
-            0 => String::new(),
-            1 => ", 1 concurrency limit".to_owned(),
-            some => format!(", {some} concurrency limits"),
-        };
-        let rules = domain.tree.rules().len();
-        writeln!(terminal.out, "domain {}: {rules} rules{concurrency_text}", domain.name)?;
+        let tree = &domain.tree;
+        let limits = count_text(tree.concurrency_limits().len(), "concurrency limit");
+        let budgets = count_text(tree.budgets().len(), "budget");
+        let rules = tree.rules().len();
+        writeln!(terminal.out, "domain {}: {rules} rules{limits}{budgets}", domain.name)?;
     }
     if let more @ 1.. = domains.len().saturating_sub(MAX_DOMAINS_PRINTED) {
         writeln!(terminal.out, "and {more} more domains")?;
     }
     Ok(())
+}
+
+/// Returns `, 1 budget`, `, 2 budgets`, or nothing for 0.
+fn count_text(count: usize, noun: &str) -> String {
+    match count {
+        0 => String::new(),
+        1 => format!(", 1 {noun}"),
+        some => format!(", {some} {noun}s"),
+    }
 }

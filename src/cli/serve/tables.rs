@@ -16,6 +16,7 @@ use super::listeners::StartupListeners;
 use super::startup_probes;
 use super::store::redis_topology;
 use super::tasks::{ServeError, ServiceTasks};
+use crate::config::prices::REQUIRED_COLUMNS;
 use crate::config::settings::{PostgresUrl, RedisUrl, Settings, TableSettings, TableSource};
 use crate::config::tables::{Table, TableStates};
 use crate::config::{Config, TableColumn};
@@ -71,19 +72,30 @@ pub(super) fn start(
     Ok(())
 }
 
-/// Warns once about each column that a limit reads, and that neither a plan nor a row has.
+/// Warns once about each column that a limit or a price reads, and that neither a plan nor a row has.
 fn warn_unknown_columns(config: &Config, tables: &[Arc<Table>], warned: &Mutex<HashSet<Box<str>>>) {
+    let is_new = |table: &str, column: &str, limit: &str| {
+        let read = tables.iter().find(|read| *read.name() == *table);
+        let is_missing = read.is_some_and(|read| read.column(column).is_none());
+        is_missing && warned.lock().insert(format!("{table}.{column} {limit}").into())
+    };
     for (TableColumn { table, column, .. }, limit) in config.table_columns() {
-        let read = tables.iter().find(|read| *read.name() == **table);
-        if read.is_none_or(|read| read.column(column).is_some()) {
-            continue;
-        }
-        if warned.lock().insert(format!("{table}.{column} {limit}").into()) {
+        if is_new(table, column, limit) {
             tracing::warn!(
                 table = &**table,
                 column = &**column,
                 limit,
                 "no plan and no row has this column, so the rule's own number applies to all ids"
+            );
+        }
+    }
+    for (table, limit) in config.price_tables() {
+        for column in REQUIRED_COLUMNS.into_iter().filter(|column| is_new(table, column, limit)) {
+            tracing::warn!(
+                table,
+                column,
+                limit,
+                "no plan and no row has this column, so no model has a price and requests are denied"
             );
         }
     }

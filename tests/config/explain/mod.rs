@@ -1,4 +1,5 @@
 //! Tests of explanations.
 
+mod budgets;
 mod limit_list;
 mod near_miss;

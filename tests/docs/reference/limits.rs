@@ -14,7 +14,7 @@ use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
-const BLOCKS: [(&str, &str, &str); 9] = [
+const BLOCKS: [(&str, &str, &str); 11] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
     ("Descriptor", "`descriptors`", "limits.md"),
@@ -24,6 +24,8 @@ const BLOCKS: [(&str, &str, &str); 9] = [
     ("Adaptive", "`adaptive`", "guides/adapt-a-limit.md"),
     ("Queue", "`queue`", "limits.md"),
     ("Reject", "`reject`", "limits.md"),
+    ("Budget", "`budget`", "limits.md"),
+    ("Usage", "`usage`", "limits.md"),
 ];
 
 const HEAD: &str = "\

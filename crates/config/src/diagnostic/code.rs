@@ -145,9 +145,11 @@ codes! {
         "use the range in the message, such as `max_overshoot: 2%`",
     BadModuleConfig = E39 "an invalid config of Sluicegate's filter inside Envoy"
         "see the message",
-    BadTableColumn = E40 "an invalid `from` or `by`"
+    BadTableColumn = E40 "an invalid `from`, `by` or `prices`"
         "write `from: TABLE.COLUMN`, and in `by` the key of an entry of the rule; see the \
          [guide](../guides/limit-each-customer.md)",
+    BadAmount = E41 "an invalid amount of tokens or money"
+        "write a number and a unit, such as `2M tokens` or `500 usd`; see [budgets](../limits.md#budgets)",
 
     ShadowedPattern = W20 "a pattern that never matches"
         "move it up: `/cart/*` before `/c*`",
@@ -162,7 +164,7 @@ codes! {
     CoarseTick = W25 "hits that return in steps of more than 1 % of the burst"
         "use a larger `burst` or a smaller `requests_per_unit`",
     NoEffect = W26 "a field without effect"
-        "move it beside `rate_limit`; for `max_overshoot`, add `mode: leased`",
+        "move it beside `rate_limit`; for `max_overshoot`, add `mode: leased`; for `usage`, add a `budget`",
     UnknownReplaces = W27 "an unknown rule name in `replaces`"
         "add `name: NAME` to the rule to replace",
     DeniesAll = W28 "a missing `requests_per_unit`, which denies every hit"
@@ -180,7 +182,7 @@ codes! {
     Unloadable = W34 "a module that Envoy closes with its last filter"
         "set `do_not_close: true` in `dynamic_module_config`",
 
-    SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain"
+    SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain, or budgets"
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",
     LeaseForecast = N41 "the expected store calls of a leased limit"
         "none needed; see [leases](../guides/lease-limits.md)",

@@ -70,6 +70,18 @@ crate::kernel::named_enum! {
         Status = "status",
         RetryAfter = "retry_after",
         Body = "body",
+        Budget = "budget",
+        Amount = "amount",
+        Prepaid = "prepaid",
+        Of = "of",
+        WarnAt = "warn_at",
+        Usage = "usage",
+        Estimate = "estimate",
+        AtMost = "at_most",
+        TimeLimit = "time_limit",
+        OnExpiry = "on_expiry",
+        Prices = "prices",
+        Model = "model",
     }
 }
 
@@ -122,8 +134,8 @@ impl FieldName {
     }
 
     /// Returns `true` for a key whose value is a list of texts and numbers.
-    pub(super) fn is_list_of_scalars(self) -> bool {
-        self == Self::OverloadedBy
+    pub(super) const fn is_list_of_scalars(self) -> bool {
+        matches!(self, Self::OverloadedBy | Self::WarnAt)
     }
 
     /// Returns `true` for a key whose value is one text, number or boolean.
@@ -142,12 +154,21 @@ impl FieldName {
                 | Self::OverloadedBy
                 | Self::Queue
                 | Self::Reject
+                | Self::Budget
+                | Self::WarnAt
+                | Self::Usage
         )
     }
 
     /// Returns `true` for a key whose value is a decimal number.
     pub(super) const fn is_decimal(self) -> bool {
         matches!(self, Self::Tolerance | Self::Decrease | Self::Smoothing | Self::ProbeDepth)
+    }
+
+    /// Returns `true` for a key whose values are numbers with units. A later error describes a
+    /// number without one.
+    pub(super) const fn has_units(self) -> bool {
+        matches!(self, Self::Amount | Self::AtMost | Self::Estimate | Self::WarnAt)
     }
 
     /// Returns the key of `fields` that has these letters, whatever its case and underscores.

@@ -6,7 +6,8 @@
 use super::field_name::FieldName;
 use super::typed::{Block, FieldMap, FieldTarget, ListItem};
 use super::{
-    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+    Adaptive, Budget, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+    Usage,
 };
 use crate::diagnostic::{Span, Spanned};
 
@@ -42,7 +43,8 @@ fields! {
         Descriptors => descriptors,
         Charge => charge,
         Colocate => colocate,
-        Defaults => defaults
+        Defaults => defaults,
+        Usage => usage
     }
     Defaults (span, is_incomplete) {
         Strategy => strategy,
@@ -65,7 +67,28 @@ fields! {
         ValueToMetric => value_to_metric,
         ShareThreshold => share_threshold,
         Metadata => metadata,
-        Concurrency => concurrency
+        Concurrency => concurrency,
+        Budget => budget
+    }
+    Budget (span, is_incomplete) {
+        Amount => amount,
+        Unit => unit,
+        Per => per,
+        Calendar => calendar,
+        Prepaid => prepaid,
+        Of => of,
+        WarnAt => warn_at,
+        OnStoreFailure => on_store_failure,
+        From => from,
+        By => by
+    }
+    Usage (span, is_incomplete) {
+        Estimate => estimate,
+        AtMost => at_most,
+        TimeLimit => time_limit,
+        OnExpiry => on_expiry,
+        Prices => prices,
+        Model => model
     }
     RateLimit (span, is_incomplete) {
         Unit => unit,
@@ -122,6 +145,8 @@ fields! {
 }
 
 impl Block for Defaults {}
+impl Block for Budget {}
+impl Block for Usage {}
 impl Block for Calendar {}
 impl Block for Concurrency {}
 impl Block for Adaptive {}

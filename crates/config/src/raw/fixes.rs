@@ -41,6 +41,9 @@ pub(super) fn for_mismatch(
         ExpectedNode::Field(FieldName::OverloadedBy, LIST) => {
             Some("write a list, such as `overloaded_by: [429, 503]`".to_owned())
         }
+        ExpectedNode::Field(FieldName::WarnAt, LIST) => {
+            Some("write a list, such as `warn_at: [80%, 100%]`".to_owned())
+        }
         ExpectedNode::Field(_, LIST) if is_mapping && tree.pairs(node).next().is_none() => {
             Some("remove it".to_owned())
         }
@@ -131,9 +134,11 @@ fn for_list(tree: &YamlTree<'_>, node: YamlId, field: FieldName, wanted: &str) -
         FieldName::Unit | FieldName::RequestsPerUnit | FieldName::Per => {
             Some(TWO_LIMITS_FIX.to_owned())
         }
-        FieldName::Domain | FieldName::Name | FieldName::Colocate | FieldName::Body => {
-            lines.first().map(|line| format!("write one value: {line}"))
-        }
+        FieldName::Domain
+        | FieldName::Name
+        | FieldName::Colocate
+        | FieldName::Body
+        | FieldName::Model => lines.first().map(|line| format!("write one value: {line}")),
         // Only some texts are valid for other fields, and the items of the list may be others.
         _ => Some("write one value, without `[` and `]`".to_owned()),
     }

@@ -9,7 +9,8 @@
 use super::field_name::FieldName;
 use super::typed::ListItem as _;
 use super::{
-    Adaptive, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+    Adaptive, Budget, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
+    Usage,
 };
 use crate::diagnostic::Spanned;
 
@@ -28,12 +29,14 @@ pub(super) enum LimitsBlock {
     Adaptive,
     Queue,
     Reject,
+    Budget,
+    Usage,
     /// Any block under a key that has no effect there.
     WithoutEffect,
 }
 
 impl LimitsBlock {
-    pub(super) const ALL: [Self; 10] = [
+    pub(super) const ALL: [Self; 12] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
@@ -44,6 +47,8 @@ impl LimitsBlock {
         Self::Adaptive,
         Self::Queue,
         Self::Reject,
+        Self::Budget,
+        Self::Usage,
     ];
 
     pub(super) const fn title(self) -> &'static str {
@@ -58,6 +63,8 @@ impl LimitsBlock {
             Self::Adaptive => "`adaptive`",
             Self::Queue => "`queue`",
             Self::Reject => "`reject`",
+            Self::Budget => "`budget`",
+            Self::Usage => "`usage`",
             Self::WithoutEffect => "an ignored block",
         }
     }
@@ -74,6 +81,8 @@ impl LimitsBlock {
             Self::Adaptive => Adaptive::FIELD_NAMES,
             Self::Queue => Queue::FIELD_NAMES,
             Self::Reject => Reject::FIELD_NAMES,
+            Self::Budget => Budget::FIELD_NAMES,
+            Self::Usage => Usage::FIELD_NAMES,
             Self::WithoutEffect => &[],
         }
     }
@@ -94,6 +103,8 @@ impl LimitsBlock {
             FieldName::Adaptive => Self::Adaptive,
             FieldName::Queue => Self::Queue,
             FieldName::Reject => Self::Reject,
+            FieldName::Budget => Self::Budget,
+            FieldName::Usage => Self::Usage,
             _ => Self::WithoutEffect,
         }
     }

@@ -5,8 +5,9 @@
 //! - A key that is known in any block is accepted in every block, as in envoyproxy/ratelimit.
 //! - If a key is repeated or merged (`<<`), only the last value is examined.
 //! - The content of `metadata` is not examined.
-//! - List items must be mappings, except in `overloaded_by`.
-//! - Other values must be text, integers, booleans or null; decimals only in decimal fields.
+//! - List items must be mappings, except in `overloaded_by` and `warn_at`.
+//! - Other values must be text, integers, booleans or null; decimals only in decimal fields and
+//!   in fields with units.
 //!
 //! Not covered:
 //! - The type that each single key requires (see [`super::typed`]).
@@ -231,6 +232,7 @@ impl NameChecker<'_, '_> {
         let Some((text, value)) = self.tree.scalar(leaf) else { return };
         let what = match &value {
             ScalarValue::Float(_) if word.is_decimal() => return,
+            _ if word.has_units() => return,
             ScalarValue::Float(_) => "a number with a fraction or exponent",
             ScalarValue::Unsigned(_) => "an integer of more than 64 bits",
             _ => return,

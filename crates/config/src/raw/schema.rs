@@ -11,6 +11,7 @@ use std::ops::RangeInclusive;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
+use crate::budget_amount;
 use crate::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::resolve::{duration, keywords, overshoot};
@@ -81,6 +82,50 @@ pub(super) fn unit(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "pattern": duration::PATTERN, "examples": ["250ms", "90s", "36h", "7d"]})
+}
+
+pub(super) fn amount(_: &mut SchemaGenerator) -> Schema {
+    let examples = ["500 usd", "0.50 usd", "2M tokens"];
+    or_null(
+        &json_schema!({"type": "string", "pattern": budget_amount::PATTERN, "examples": examples}),
+    )
+}
+
+pub(super) fn tokens(generator: &mut SchemaGenerator) -> Schema {
+    or_null(&some_tokens(generator))
+}
+
+pub(super) fn estimate(generator: &mut SchemaGenerator) -> Schema {
+    let words: Vec<&str> = keywords::ESTIMATES.iter().map(|&(word, _)| word).collect();
+    json_schema!({"anyOf": [{"enum": words}, some_tokens(generator), {"type": "null"}]})
+}
+
+fn some_tokens(_: &mut SchemaGenerator) -> Schema {
+    let pattern = "^[0-9]+([.][0-9]+)?[kMG]? +tokens$";
+    json_schema!({"type": "string", "pattern": pattern, "examples": ["32k tokens"]})
+}
+
+pub(super) fn budget_unit(_: &mut SchemaGenerator) -> Schema {
+    let (pattern, examples) = (budget_amount::UNIT_PATTERN, ["usd", "tokens"]);
+    or_null(&json_schema!({"type": "string", "pattern": pattern, "examples": examples}))
+}
+
+pub(super) fn warn_at(_: &mut SchemaGenerator) -> Schema {
+    let percent = json!({"type": "string", "pattern": "^([1-9][0-9]?|100)%$"});
+    json_schema!({"type": ["array", "null"], "items": percent})
+}
+
+pub(super) fn on_expiry(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::ON_EXPIRY.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn budget_failure(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::BUDGET_FALLBACKS.iter().map(|&(word, _)| word))
+}
+
+pub(super) fn table_name(_: &mut SchemaGenerator) -> Schema {
+    let (pattern, examples) = (TableColumn::TABLE_PATTERN, ["models"]);
+    or_null(&json_schema!({"type": "string", "pattern": pattern, "examples": examples}))
 }
 
 pub(super) fn optional_duration(generator: &mut SchemaGenerator) -> Schema {
@@ -197,9 +242,23 @@ pub(super) fn replaces(_: &mut SchemaGenerator) -> Schema {
 
 /// Requires one of `unit`, `per` and `unlimited`, and forbids `unit` together with `per`.
 pub(super) fn one_period(schema: &mut Schema) {
+    insert_periods(schema, &[], json!({"required": ["unlimited"]}));
+}
+
+/// Requires an `amount` with `unit` or `per`, or else `prepaid` and `of`. Forbids `unit` together
+/// with `per`.
+pub(super) fn one_budget_period(schema: &mut Schema) {
+    insert_periods(schema, &["amount"], json!({"required": ["prepaid", "of"]}));
+}
+
+/// Requires `unit` or `per` with the fields `beside`, or else what `instead` requires.
+fn insert_periods(schema: &mut Schema, beside: &[&str], instead: Value) {
     let text = json!({"type": "string"});
-    let requires_text = |word: &str| json!({"required": [word], "properties": {word: text}});
-    let one = [requires_text("unit"), requires_text("per"), json!({"required": ["unlimited"]})];
+    let requires_text = |word: &str| {
+        let required: Vec<_> = [word].iter().chain(beside).copied().collect();
+        json!({"required": required, "properties": {word: text}})
+    };
+    let one = [requires_text("unit"), requires_text("per"), instead];
     schema.insert("anyOf".to_owned(), Value::from(one.to_vec()));
     let both = json!({"unit": text, "per": text});
     schema.insert("not".to_owned(), json!({"required": ["unit", "per"], "properties": both}));

@@ -1,10 +1,12 @@
-//! Adds one descriptor to the tree of its domain, with its rate limits and its concurrency limit.
+//! Adds one descriptor to the tree of its domain, with its rate limits, its concurrency limit and
+//! its budget.
 //!
 //! Guarantees:
 //! - A descriptor that cannot be added is validated too, and so are its children.
 //!
 //! Not covered:
 //! - The fields of a limit (see [`super::rate_limit_block`] and [`super::concurrency_block`]).
+//! - Budgets (see [`super::domain_budgets`]).
 
 use std::sync::Arc;
 
@@ -38,6 +40,9 @@ impl DomainReader<'_, '_, '_> {
         lint::lint_descriptor(raw, key, self.findings);
         if let Some(concurrency) = &raw.concurrency {
             self.add_concurrency_limit(file, node, raw, concurrency);
+        }
+        if let Some(budget) = &raw.budget {
+            self.add_budget(file, node, raw, budget);
         }
         if let Some(list) = &raw.rate_limits {
             self.add_rule_with_list(file, node, raw, list);

@@ -10,11 +10,13 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::budget_block::PlacedBudget;
 use super::domain_defaults::{DomainDefaults, read_defaults};
 use super::domain_files::DomainFiles;
 use super::findings::{FileFindings, FileSpan};
 use super::keyword_reader::KeywordReader;
 use super::keywords;
+use super::usage_block::read_usage;
 use crate::budget::UsageRules;
 use crate::diagnostic::{Code, SourceText, Span};
 use crate::lint::{ChargeSettings, DomainLint};
@@ -39,6 +41,7 @@ pub(super) struct DomainReader<'r, 'f, 'a> {
     pub(super) defaults: DomainDefaults,
     pub(super) charge: ChargePolicy,
     pub(super) replaces: Vec<(FileSpan, Arc<str>)>,
+    pub(super) budgets: Vec<PlacedBudget>,
 }
 
 impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
@@ -57,15 +60,19 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             defaults: DomainDefaults::default(),
             charge: ChargePolicy::default(),
             replaces: Vec::new(),
+            budgets: Vec::new(),
         }
     }
 
     pub(super) fn read(mut self) -> Domain {
         let (charge, colocate, overshoot) =
             (self.charge(), self.colocate(), self.default_overshoot_span());
+        let usage = self.usage();
         self.defaults = self.defaults();
         self.charge = charge.map(|(charge, _)| charge).unwrap_or_default();
         self.add_descriptors();
+        let rules = usage.as_ref().map(|(rules, _)| rules.clone()).unwrap_or_default();
+        self.check_budgets(colocate.as_ref().map(|(key, _)| &**key), &rules);
         let policy = self.charge;
         let tree = self.builder.finish();
         // Nodes that are missing in an incomplete tree would cause false warnings.
@@ -78,6 +85,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
                 replaces,
                 charge_settings: slots,
                 default_overshoot: overshoot,
+                usage: usage.as_ref().map(|(rules, at)| (rules, *at)),
                 findings: self.findings,
             }
             .run();
@@ -87,7 +95,7 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
             charge: policy,
             colocate: colocate.map(|(key, _)| key),
             on_store_failure: self.defaults.on_store_failure,
-            usage: UsageRules::default(),
+            usage: rules,
             tree,
         }
     }
@@ -127,6 +135,13 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.read_agreed("colocate", |file, _, _| {
             let key = file.colocate.as_ref().filter(|key| !key.value.is_empty())?;
             Some((key.value.as_str().into(), key.span))
+        })
+    }
+
+    fn usage(&mut self) -> Option<(UsageRules, FileSpan)> {
+        self.read_agreed("usage", |file, at, findings| {
+            let raw = file.usage.as_ref()?;
+            Some((read_usage(raw, at, findings), raw.span))
         })
     }
 

@@ -7,6 +7,8 @@
 //! Not covered:
 //! - Printing of findings (see [`crate::diagnostic`]).
 
+use std::fmt::Display;
+
 use crate::diagnostic::{self, Code, Diagnostics, SourceText, Span};
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -33,6 +35,18 @@ impl<'a> FileFindings<'a> {
         if let Some((_, findings)) = self.0.get_mut(at.file) {
             findings.add_with_help(code, at.span, message, help);
         }
+    }
+
+    /// Adds an error about a field that cannot be combined with another one.
+    pub(crate) fn contradict(
+        &mut self,
+        at: FileSpan,
+        field: impl Display,
+        other: impl Display,
+        fix: &str,
+    ) {
+        let message = format!("`{field}` cannot be combined with `{other}`");
+        self.add(Code::Contradiction, at, message, fix);
     }
 
     /// If enough findings of the severity of `code` are kept for this file, counts one more and

@@ -8,7 +8,9 @@
 
 use jiff::civil::Weekday;
 
+use crate::budget::Estimate;
 use crate::concurrency::{self, ConcurrencyFallback};
+use crate::kernel::budget::OnExpiry;
 use crate::kernel::concurrency::RetryAfterRule;
 use crate::kernel::concurrency::adaptive::AdaptiveAlgorithm;
 use crate::kernel::coordinator::aggregate::VoteAggregate;
@@ -116,6 +118,20 @@ pub(crate) const GRPC_CODES: &Keywords<u8> = &[
     ("DATA_LOSS", 15),
     ("UNAUTHENTICATED", 16),
 ];
+
+/// The keywords of `estimate`, beside numbers of tokens.
+pub(crate) const ESTIMATES: &Keywords<Estimate> =
+    &[("max_tokens", Estimate::MaxTokens), ("learn", Estimate::Learn)];
+
+/// The keywords of `on_expiry`.
+pub(crate) const ON_EXPIRY: &Keywords<OnExpiry> =
+    &[("charge", OnExpiry::Charge), ("release", OnExpiry::Release)];
+
+/// The keywords of `on_store_failure` in a `budget` block. A replica alone does not know what
+/// others spent, so `local` is none of them.
+pub(crate) const BUDGET_FALLBACKS: &Keywords<FallbackMode> =
+    &[("error", FallbackMode::Error), ("allow", FallbackMode::Allow), ("deny", FallbackMode::Deny)];
+
 /// The keywords of `aggregate`, the rule that combines the votes of the replicas.
 pub(crate) const VOTE_AGGREGATES: &Keywords<VoteAggregate> =
     &[("median", VoteAggregate::Median), ("min", VoteAggregate::Min)];
@@ -195,6 +211,10 @@ pub(crate) static SYNONYMS: &[(&[&str], &str)] = &[
     (&["vegas", "gradient_2"], "gradient2"),
     (&["additive", "tcp"], "aimd"),
     (&["drain", "drain_over_limit", "count"], "charge"),
+    (&["learned", "auto", "adaptive", "dynamic"], "learn"),
+    (&["max_output_tokens", "max_completion_tokens", "max"], "max_tokens"),
+    (&["spend", "consume", "keep"], "charge"),
+    (&["refund", "return", "cancel", "free"], "release"),
     (&["mon"], "monday"),
     (&["tue", "tues"], "tuesday"),
     (&["wed"], "wednesday"),

@@ -167,8 +167,7 @@ impl RateLimitReader<'_, '_, '_> {
 
     /// Reports that a field cannot be combined with another one.
     fn contradict(&mut self, span: Span, field: impl Display, other: impl Display, fix: &str) {
-        let message = format!("`{field}` cannot be combined with `{other}`");
-        self.error(Code::Contradiction, span, message, fix);
+        self.findings.contradict(self.file_span(span), field, other, fix);
     }
 
     fn error(&mut self, code: Code, span: Span, message: String, help: &str) {

@@ -24,6 +24,8 @@ pub struct LookupTrace<'t> {
     pub outcome: LookupOutcome<'t>,
     /// The concurrency limit that the descriptor matches, if there is one.
     pub concurrency_limit: Option<&'t ConcurrencyLimit>,
+    /// `true` if the node that the last entry matched has a budget.
+    pub has_budget: bool,
 }
 
 /// The comparison of one entry with the nodes of one level.
@@ -76,6 +78,12 @@ pub enum LookupOutcome<'t> {
     },
 }
 
+impl<'t> LookupTrace<'t> {
+    const fn without_limit(steps: Vec<LookupStep<'t>>, outcome: LookupOutcome<'t>) -> Self {
+        Self { steps, outcome, concurrency_limit: None, has_budget: false }
+    }
+}
+
 impl LookupStep<'_> {
     /// Returns the name at whose node the lookup continued, if there is one.
     #[must_use]
@@ -99,11 +107,7 @@ impl DescriptorTree {
             let (tried, taken) = self.candidates(level, key, value);
             steps.push(LookupStep { entry: (key.to_owned(), value.to_owned()), candidates: tried });
             let Some((target, kind)) = taken else {
-                return LookupTrace {
-                    steps,
-                    outcome: LookupOutcome::NoNode,
-                    concurrency_limit: None,
-                };
+                return LookupTrace::without_limit(steps, LookupOutcome::NoNode);
             };
             if let Some(text) = self.replacement(level, (key, value), (target, kind)) {
                 shared.push((position, text));
@@ -114,20 +118,17 @@ impl DescriptorTree {
                     Some(rule) => LookupOutcome::Found(RuleMatch { rule, shared }),
                     None => LookupOutcome::NoLimit { has_children: below.is_some() },
                 };
-                let concurrency_limit =
-                    target.node().and_then(|node| self.concurrency_limit_of(node));
-                return LookupTrace { steps, outcome, concurrency_limit };
+                let node = target.node();
+                let concurrency_limit = node.and_then(|node| self.concurrency_limit_of(node));
+                let has_budget = node.is_some_and(|node| self.budget_of(node).is_some());
+                return LookupTrace { steps, outcome, concurrency_limit, has_budget };
             }
             let Some(below) = below else {
-                return LookupTrace {
-                    steps,
-                    outcome: LookupOutcome::NoChildren,
-                    concurrency_limit: None,
-                };
+                return LookupTrace::without_limit(steps, LookupOutcome::NoChildren);
             };
             level = below;
         }
-        LookupTrace { steps, outcome: LookupOutcome::NoEntries, concurrency_limit: None }
+        LookupTrace::without_limit(steps, LookupOutcome::NoEntries)
     }
 
     fn candidates<'t>(
