@@ -137,9 +137,3 @@ impl BudgetRule {
         BudgetTerms { amount, period, time_limit, on_expiry, is_enforced: !self.shadow }
     }
 }
-
-impl std::fmt::Display for BudgetUnit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{self:?}")
-    }
-}
