@@ -55,6 +55,8 @@
 //! - Periods without a use: they have no entry in [`Budget::periods`].
 
 mod cost_learner;
+mod reserve;
+mod saved;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +65,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Nanos;
 pub use cost_learner::{CostLearner, EXCESS_SHARE};
+pub use reserve::{Hold, reserve_all};
+use saved::SavedBudget;
 pub use terms::{
     Amount, BudgetPeriod, BudgetTerms, BudgetView, Denial, DenialCause, Ended, EndedHold, HoldId,
     OnExpiry, PeriodUsage, Reserved,
@@ -80,17 +84,6 @@ pub const MAX_HOLDS: u32 = 65_536;
 /// The most entries of one budget: open holds, and ids that are still known.
 pub const MAX_ENTRIES: usize = 131_072;
 
-/// A hold to take: the budget, its rule, and the estimate in the budget's unit.
-#[derive(Debug)]
-pub struct Hold<'b> {
-    /// The budget.
-    pub budget: &'b mut Budget,
-    /// The rule of the budget.
-    pub terms: &'b BudgetTerms,
-    /// The estimate.
-    pub amount: Amount,
-}
-
 /// The state of one budget. The default is an unused one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "SavedBudget", into = "SavedBudget")]
@@ -107,15 +100,6 @@ pub struct Budget {
     entries: BTreeMap<HoldId, Entry>,
     /// The end of each entry. Derived from `entries`.
     deadlines: BTreeSet<(Nanos, HoldId)>,
-}
-
-/// The saved form of a budget: all that is not derived.
-#[derive(Serialize, Deserialize)]
-struct SavedBudget {
-    start: Nanos,
-    credit: Amount,
-    periods: Vec<PeriodUsage>,
-    entries: Vec<(HoldId, Entry)>,
 }
 
 /// A hold, or what is known of one that ended.
@@ -145,30 +129,6 @@ enum FinalCharge {
     /// The held amount.
     Held,
     Nothing,
-}
-
-/// Takes a hold in each budget, or in none. An open hold of this id stays as it is.
-pub fn reserve_all(holds: &mut [Hold<'_>], id: HoldId, now: Nanos) -> Reserved {
-    for Hold { budget, terms, .. } in &mut *holds {
-        budget.advance(terms, now);
-    }
-    let known = |hold: &Hold<'_>| hold.budget.entries.get(&id).map(Entry::is_open);
-    if holds.iter().any(|hold| known(hold) == Some(false)) {
-        return Reserved::Ended;
-    }
-    if holds.iter().all(|hold| known(hold) == Some(true)) {
-        return Reserved::Repeated;
-    }
-    for (index, Hold { budget, terms, amount }) in holds.iter_mut().enumerate() {
-        if let Some(cause) = budget.denial(terms, id, *amount, now) {
-            budget.clamp_deadlines(terms, now);
-            return Reserved::Denied(Denial { index, cause });
-        }
-    }
-    for Hold { budget, terms, amount } in holds {
-        budget.hold(terms, id, *amount, now);
-    }
-    Reserved::Held
 }
 
 impl Budget {
@@ -312,24 +272,6 @@ impl Budget {
         Some(last.max(kept))
     }
 
-    /// Returns the budget without the ids that ended, and these ids.
-    #[must_use]
-    pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
-        let ended = |(_, entry): &(_, Entry)| entry.state == State::Final;
-        let all = std::mem::take(&mut self.entries).into_iter();
-        let (ended, kept): (Vec<_>, Vec<_>) = all.partition(ended);
-        self.deadlines = kept.iter().map(|(id, entry)| (entry.until, *id)).collect();
-        self.entries = kept.into_iter().collect();
-        (self, ended)
-    }
-
-    /// Adds ids that [`Self::split_ended`] returned.
-    pub fn add_ended(&mut self, ended: impl IntoIterator<Item = (HoldId, Entry)>) {
-        for (id, entry) in ended {
-            self.insert(id, entry);
-        }
-    }
-
     fn expire(&mut self, (id, entry): (HoldId, Entry), terms: &BudgetTerms) {
         let charged = match terms.on_expiry {
             OnExpiry::Charge => entry.amount,
@@ -411,36 +353,6 @@ impl Budget {
         }
     }
 
-    /// Returns why a hold cannot be taken; `None` if it can, or if the id has one.
-    fn denial(
-        &self,
-        terms: &BudgetTerms,
-        id: HoldId,
-        amount: Amount,
-        now: Nanos,
-    ) -> Option<DenialCause> {
-        if self.entries.contains_key(&id) {
-            return None;
-        }
-        if terms.period.current(self.start, now).is_none() {
-            return Some(DenialCause::OutsidePeriods);
-        }
-        let (total, settled) = (self.total(terms), self.usage().settled);
-        if !terms.is_enforced {
-            None
-        } else if self.is_full() {
-            Some(DenialCause::Full)
-        } else if amount <= self.free(terms) {
-            None
-        } else if settled.plus(amount) <= total {
-            Some(DenialCause::InFlight)
-        } else if total < amount {
-            Some(DenialCause::ExceedsAmount)
-        } else {
-            Some(DenialCause::Spent)
-        }
-    }
-
     /// Returns the amount of the current period; that of a prepaid budget is the sum of its top-ups.
     #[must_use]
     pub fn total(&self, terms: &BudgetTerms) -> Amount {
@@ -456,21 +368,6 @@ impl Budget {
         self.total(terms).less(self.usage().settled).less(self.held)
     }
 
-    fn is_full(&self) -> bool {
-        MAX_HOLDS <= self.open_holds || MAX_ENTRIES <= self.entries.len()
-    }
-
-    fn hold(&mut self, terms: &BudgetTerms, id: HoldId, amount: Amount, now: Nanos) {
-        // In shadow mode, a full budget allows the request without a hold.
-        if self.entries.contains_key(&id) || self.is_full() {
-            return;
-        }
-        self.held = self.held.plus(amount);
-        self.open_holds = self.open_holds.saturating_add(1);
-        let (period, until) = (self.start, now.plus(terms.time_limit));
-        self.insert(id, Entry { state: State::Open, amount, period, until });
-    }
-
     fn insert(&mut self, id: HoldId, entry: Entry) {
         self.remove(id);
         self.entries.insert(id, entry);
@@ -481,20 +378,6 @@ impl Budget {
         let entry = self.entries.remove(&id)?;
         self.deadlines.remove(&(entry.until, id));
         Some(entry)
-    }
-
-    /// Shortens deadlines that a clock set which was ahead. Called only after a denial.
-    fn clamp_deadlines(&mut self, terms: &BudgetTerms, now: Nanos) {
-        let latest = now.plus(match terms.period {
-            BudgetPeriod::Each(_) => terms.time_limit.plus(terms.time_limit),
-            BudgetPeriod::Prepaid => TOP_UP_KNOWN_FOR.max(terms.time_limit.plus(terms.time_limit)),
-        });
-        while let Some(&(until, id)) = self.deadlines.last()
-            && latest < until
-        {
-            let Some(entry) = self.remove(id) else { return };
-            self.insert(id, Entry { until: latest, ..entry });
-        }
     }
 }
 
@@ -507,27 +390,5 @@ impl Entry {
     #[must_use]
     pub const fn until(&self) -> Nanos {
         self.until
-    }
-}
-
-impl From<Budget> for SavedBudget {
-    fn from(budget: Budget) -> Self {
-        let Budget { start, credit, periods, entries, .. } = budget;
-        Self { start, credit, periods, entries: entries.into_iter().collect() }
-    }
-}
-
-impl From<SavedBudget> for Budget {
-    fn from(saved: SavedBudget) -> Self {
-        let SavedBudget { start, credit, periods, entries } = saved;
-        let mut budget = Self { start, credit, periods, ..Self::default() };
-        for (id, entry) in entries {
-            budget.insert(id, entry);
-        }
-        let open = || budget.entries.values().filter(|entry| entry.is_open());
-        let current = open().filter(|entry| entry.period == start);
-        budget.held = current.fold(Amount(0), |sum, entry| sum.plus(entry.amount));
-        budget.open_holds = u32::try_from(open().count()).unwrap_or(u32::MAX);
-        budget
     }
 }
