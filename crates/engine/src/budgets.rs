@@ -26,12 +26,15 @@ mod start;
 mod store_calls;
 
 use std::hash::Hasher as _;
+use std::sync::Arc;
 
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
+use crate::config::budget::BudgetUnit;
 use crate::config::prices::TokenCounts;
 use crate::kernel::budget::{Amount, BudgetView, EndedHold, HoldId, PeriodUsage};
 use crate::kernel::decision::Check;
+use crate::kernel::units::Nanos;
 
 pub(crate) use guard::HeldBudgets;
 pub(crate) use learned::LearnedCosts;
@@ -74,9 +77,11 @@ pub enum RequestUsage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BudgetStatus {
     /// The path of the rule.
-    pub path: std::sync::Arc<str>,
+    pub path: Arc<str>,
+    /// The key as text: the domain and the entries.
+    pub key: String,
     /// What the budget counts.
-    pub unit: crate::config::budget::BudgetUnit,
+    pub unit: BudgetUnit,
     /// The amount of a period, or the sum of the top-ups.
     pub total: Amount,
     /// The amounts after the call.
@@ -85,6 +90,20 @@ pub struct BudgetStatus {
     pub ended: Option<EndedHold>,
     /// The usage of the last periods, if the call read them.
     pub periods: Vec<PeriodUsage>,
+}
+
+impl BudgetStatus {
+    /// Returns the instant at which the budget is spent if requests cost as much as they did since the
+    /// start of the period. `None` if that is after its end, or if nothing was settled.
+    #[must_use]
+    pub fn spent_at(&self, now: Nanos) -> Option<Nanos> {
+        let (settled, end) = (self.view.usage.settled, self.view.end?);
+        let (elapsed, left) = (now.since(self.view.usage.start), self.total.0.checked_sub(settled.0));
+        let Some(left) = left else { return Some(now) };
+        let wait = (u128::from(left) * u128::from(elapsed.0)).checked_div(settled.0.into())?;
+        let at = now.plus(Nanos(u64::try_from(wait).unwrap_or(u64::MAX)));
+        (at < end).then_some(at)
+    }
 }
 
 /// Returns the id of a hold: a hash of the domain and the request id, the same in all replicas.

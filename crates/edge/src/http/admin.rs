@@ -12,6 +12,7 @@ mod amounts;
 mod audit;
 mod authorize;
 mod browser;
+mod budgets;
 mod config_diff;
 mod counter;
 mod explain;
@@ -48,7 +49,7 @@ pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 pub use wrong_tokens::WrongTokens;
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 30] = [
+const PATHS: [(&str, &str); 32] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -92,6 +93,11 @@ const PATHS: [(&str, &str); 30] = [
         "POST: sets the amount of ?table=t&id=i&column=c&amount=600&for=1h&reason=text in a table",
     ),
     ("/unset", "POST: ends the amount that was set for ?table=t&id=i&column=c&reason=text"),
+    ("/budgets", "the budgets of ?domain=d&descriptor=k=v,k2=v2 and their last periods, as JSON"),
+    (
+        "/top_up",
+        "POST: adds to the prepaid budget of ?domain=d&descriptor=k=v&amount=20+usd&id=invoice-2026-11-0001&reason=text",
+    ),
     ("/permits", "requests in flight: the oldest permits, the busiest buckets, as JSON"),
     live::PATHS[0],
     live::PATHS[1],
@@ -105,6 +111,7 @@ pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/actions", get(actions::list))
         .route("/audit", get(audit::show))
+        .route("/budgets", get(budgets::show))
         .route("/config", get(show_config))
         .route("/config/diff", get(show_config_diff))
         .route("/counter", get(show_counter))
@@ -123,6 +130,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/record", post(record::record))
         .route("/refund", post(refund))
         .route("/reset", post(reset))
+        .route("/top_up", post(budgets::top_up))
         .route("/unboost", post(actions::unboost))
         .route("/unset", post(actions::unset))
         .route("/unforce", post(actions::unforce))

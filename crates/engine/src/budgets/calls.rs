@@ -7,9 +7,10 @@ use smallvec::SmallVec;
 use super::plan::{BudgetPlan, PlannedBudget, model_of};
 use super::store_calls::{PlannedCall, total};
 use super::{BudgetStatus, RequestUsage, hold_id, top_up_id};
-use crate::config::budget::BudgetWindow;
+use crate::config::budget::{BudgetRule, BudgetUnit, BudgetWindow};
 use crate::kernel::budget::{Amount, BudgetView, HoldId};
 use crate::kernel::decision::Check;
+use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 use crate::store::budgets::{BudgetAction, BudgetOutcome, BudgetReply};
 use crate::telemetry::event::{BudgetEvent, Event as _};
@@ -79,8 +80,8 @@ impl Engine {
         Some(Nanos(plan.usage.time_limit.0 / 2))
     }
 
-    /// Adds `amount` to the prepaid budgets of a check. Returns the budgets, and `false` if the
-    /// top-up with this id was made before.
+    /// Adds an amount to the prepaid budgets of a check that count this unit. Returns the budgets, and
+    /// `false` if the top-up with this id was made before.
     ///
     /// # Errors
     /// As [`Engine::settle`].
@@ -88,14 +89,15 @@ impl Engine {
         &self,
         check: &Check<'_>,
         id: &str,
-        amount: Amount,
+        (amount, unit): (Amount, BudgetUnit),
         timeout: Option<Nanos>,
     ) -> Result<(Vec<BudgetStatus>, bool), CheckError> {
         let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
         let Some(mut plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
             return Ok((Vec::new(), false));
         };
-        plan.budgets.retain(|budget| budget.rule.window == BudgetWindow::Prepaid);
+        let is_meant = |rule: &BudgetRule| rule.window == BudgetWindow::Prepaid && rule.unit == unit;
+        plan.budgets.retain(|budget| is_meant(budget.rule));
         if plan.budgets.is_empty() {
             return Ok((Vec::new(), false));
         }
@@ -144,6 +146,7 @@ fn zeros(plan: &BudgetPlan<'_>) -> SmallVec<[Amount; 2]> {
 fn statuses(plan: &BudgetPlan<'_>, reply: &BudgetReply) -> Vec<BudgetStatus> {
     let status = |(at, (budget, view)): (usize, (&PlannedBudget<'_>, &BudgetView))| BudgetStatus {
         path: Arc::clone(&budget.rule.path),
+        key: CounterKey::describe(budget.key.as_bytes()),
         unit: budget.rule.unit,
         total: total(budget, view),
         view: *view,

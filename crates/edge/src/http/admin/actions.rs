@@ -79,7 +79,7 @@ impl ChangeQuery {
         self.parameters.iter().find(|(known, _)| known == name).map(|(_, text)| &**text)
     }
 
-    fn required(&self, name: &str) -> Result<&str, String> {
+    pub(super) fn required(&self, name: &str) -> Result<&str, String> {
         self.find(name).ok_or_else(|| format!("the parameter `{name}` is missing"))
     }
 

@@ -1,0 +1,145 @@
+//! Serves `/budgets` and `/top_up`: shows budgets, and adds to prepaid ones.
+//!
+//! Guarantees:
+//! - A top-up has an operator, a reason and an id, and an entry in the audit log. A repeated id
+//!   changes nothing.
+//!
+//! Not covered:
+//! - A list of all budgets: a query names the budgets by descriptors.
+
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use super::ExplainQuery;
+use super::actions::{ChangeQuery, QueryPairs};
+use super::port::Admin;
+use crate::config::budget_amount::{self, AmountText};
+use crate::config::descriptor_text::{borrow_entries, format_entries};
+use crate::engine::actions::AuditEntry;
+use crate::engine::budgets::BudgetStatus;
+use crate::engine::{CheckError, validate_id};
+use crate::http::response::{JSON, PLAIN};
+use crate::kernel::budget::{Amount, PeriodUsage};
+use crate::kernel::decision::{Check, Cost, Descriptor};
+use crate::kernel::units::{Hits, Nanos};
+
+/// The reason why a call fails: its status and a message for the operator.
+type Failure = (StatusCode, String);
+
+/// Serves `/budgets`.
+pub(super) async fn show(
+    State(admin): State<Admin>,
+    Query(query): Query<QueryPairs>,
+) -> Response {
+    match read(&admin, query).await {
+        Ok(body) => (JSON, body.to_string()).into_response(),
+        Err(failure) => refuse(failure),
+    }
+}
+
+/// Serves `/top_up`.
+pub(super) async fn top_up(State(admin): State<Admin>, query: ChangeQuery) -> Response {
+    match add(&admin, &query).await {
+        Ok(body) => (JSON, body.to_string()).into_response(),
+        Err(failure) => refuse(failure),
+    }
+}
+
+async fn read(admin: &Admin, query: QueryPairs) -> Result<Value, Failure> {
+    let query = ExplainQuery::from_query(query).map_err(bad)?;
+    let check = to_check(&query);
+    let budgets = admin.engine.read_budgets(&check, None).await.map_err(failed)?;
+    if budgets.is_empty() {
+        return Err(bad("no budget matches; /explain shows the lookup".to_owned()));
+    }
+    Ok(budgets_json(&budgets, admin.engine.clock().now()))
+}
+
+async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
+    let engine = &admin.engine;
+    query.allow_only(&["id", "amount"]).map_err(bad)?;
+    engine.validate_operator(query.operator()).map_err(|why| bad(why.to_string()))?;
+    let (id, text) = (query.required("id").map_err(bad)?, query.required("amount").map_err(bad)?);
+    validate_id(id).map_err(|why| bad(format!("`id`: {why}")))?;
+    let (amount, unit) = budget_amount::parse(text)
+        .map_err(|_| bad(format!("`amount` must be a number and a unit, got `{text}`")))?;
+    let target = ExplainQuery::from_query(query.check.clone()).map_err(bad)?;
+    let check = to_check(&target);
+    let (budgets, is_new) = engine.top_up(&check, id, (amount, unit), None).await.map_err(failed)?;
+    if budgets.is_empty() {
+        return Err(bad(format!("no prepaid budget in `{unit}` matches")));
+    }
+    if is_new {
+        let text = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
+        let descriptor = target.descriptors.iter().map(text).collect::<Vec<_>>().join(" ");
+        let entry = engine.audit_entry("top_up", &target.domain, query.operator());
+        let entry = entry.with_descriptor(descriptor);
+        let value = format!("{} {id}", AmountText(amount, unit));
+        engine.append_audit(AuditEntry { value: Some(value.into()), ..entry }).await;
+    }
+    let mut body = budgets_json(&budgets, engine.clock().now());
+    body["added"] = is_new.into();
+    Ok(body)
+}
+
+fn to_check(query: &ExplainQuery) -> Check<'_> {
+    let descriptor = |entries: &'_ Vec<(String, String)>| {
+        let entries = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
+        Descriptor { entries, cost: Cost::Charge(Hits(0)), limit: None }
+    };
+    let descriptors = query.descriptors.iter().map(descriptor).collect();
+    Check { domain: &query.domain, descriptors }
+}
+
+fn budgets_json(budgets: &[BudgetStatus], now: Nanos) -> Value {
+    json!({ "budgets": budgets.iter().map(|budget| budget_json(budget, now)).collect::<Vec<_>>() })
+}
+
+fn budget_json(budget: &BudgetStatus, now: Nanos) -> Value {
+    let BudgetStatus { path, unit, total, view, periods, .. } = budget;
+    let text = |amount: Amount| AmountText(amount, *unit).to_string();
+    let used = view.usage.settled.0.saturating_add(view.held.0);
+    let millis = |instant: Nanos| instant.0 / Nanos::MILLI.0;
+    let period = |usage: &PeriodUsage| {
+        json!({
+            "start_unix_ms": millis(usage.start),
+            "settled": text(usage.settled),
+            "settled_number": usage.settled.0,
+            "requests": usage.requests,
+            "expired": usage.expired,
+            "excess": text(usage.excess),
+        })
+    };
+    json!({
+        "path": path,
+        "unit": unit.to_string(),
+        "key": budget.key,
+        "amount": text(*total),
+        "settled": text(view.usage.settled),
+        "held": text(view.held),
+        "free": text(Amount(total.0.saturating_sub(used))),
+        "open_holds": view.open_holds,
+        "excess": text(view.usage.excess),
+        "ends_unix_ms": view.end.map(millis),
+        "spent_unix_ms": budget.spent_at(now).map(millis),
+        "periods": periods.iter().map(period).collect::<Vec<_>>(),
+    })
+}
+
+fn bad(message: String) -> Failure {
+    (StatusCode::BAD_REQUEST, message)
+}
+
+fn failed(error: CheckError) -> Failure {
+    let status = match error {
+        CheckError::StoreUnavailable(_) | CheckError::NoConfig => StatusCode::SERVICE_UNAVAILABLE,
+        _ => StatusCode::BAD_REQUEST,
+    };
+    (status, error.to_string())
+}
+
+fn refuse((status, message): Failure) -> Response {
+    (status, PLAIN, message + "\n").into_response()
+}

@@ -1,0 +1,126 @@
+//! Implements `sluicegate budget`: shows and exports budgets, and adds to prepaid ones.
+
+use std::fmt::Write as _;
+use std::io;
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::args::{BudgetCommand, BudgetTarget, BudgetTopUpArgs, ExportFormat};
+use super::{CommandOutcome, Terminal, admin_client};
+
+/// The first line of an export as CSV.
+const CSV_HEAD: &str = "budget,unit,period_start,settled,requests,expired\n";
+
+pub(super) fn budget(
+    command: &BudgetCommand,
+    terminal: &mut Terminal<'_>,
+) -> io::Result<CommandOutcome> {
+    let done = match command {
+        BudgetCommand::Show(args) => read(&args.target).map(|page| describe_all(&page)),
+        BudgetCommand::Export(args) => read(&args.target).map(|page| match args.format {
+            ExportFormat::Csv => to_csv(&page),
+            ExportFormat::Json => format!("{page}\n"),
+        }),
+        BudgetCommand::TopUp(args) => top_up(args),
+    };
+    match done {
+        Ok(text) => {
+            terminal.out.write_all(text.as_bytes())?;
+            Ok(CommandOutcome::Success)
+        }
+        Err(message) => {
+            writeln!(terminal.err, "error: {message}")?;
+            Ok(CommandOutcome::Failed)
+        }
+    }
+}
+
+fn read(target: &BudgetTarget) -> Result<Value, String> {
+    let BudgetTarget { descriptors, domain, server } = target;
+    let mut parameters = vec![("domain", &**domain)];
+    parameters.extend(descriptors.iter().map(|descriptor| ("descriptor", &**descriptor)));
+    let body = admin_client::get_page(server, "budgets", &parameters)?;
+    serde_json::from_slice(&body)
+        .map_err(|error| format!("{server}: invalid reply to /budgets: {error}"))
+}
+
+fn top_up(args: &BudgetTopUpArgs) -> Result<String, String> {
+    let BudgetTopUpArgs { amount, id, reason, target } = args;
+    let BudgetTarget { descriptors, domain, server } = target;
+    let parameters = [("amount", &**amount), ("id", id), ("reason", reason)];
+    let reply = admin_client::post_change(server, "top_up", domain, descriptors, &parameters)?;
+    let reply: Value = serde_json::from_str(&reply)
+        .map_err(|error| format!("{server}: invalid reply to /top_up: {error}"))?;
+    let before = match reply["added"] == true {
+        true => format!("added {amount}\n"),
+        false => format!("the top-up {id} was made before; nothing changed\n"),
+    };
+    Ok(before + &describe_all(&reply))
+}
+
+fn budgets(page: &Value) -> impl Iterator<Item = &Value> {
+    page["budgets"].as_array().into_iter().flatten()
+}
+
+fn describe_all(page: &Value) -> String {
+    budgets(page).map(describe).collect()
+}
+
+/// Describes a budget in lines such as `  settled  12.50 usd`.
+fn describe(budget: &Value) -> String {
+    let text = |name: &str| budget[name].as_str().unwrap_or_default();
+    let mut lines = format!("{} ({})\n", text("key"), text("path"));
+    let holds = budget["open_holds"].as_u64().unwrap_or(0);
+    let rows = [
+        ("amount", text("amount").to_owned()),
+        ("settled", text("settled").to_owned()),
+        ("held", format!("{} by {holds} requests", text("held"))),
+        ("free", text("free").to_owned()),
+        ("excess", text("excess").to_owned()),
+        ("new period", instant(&budget["ends_unix_ms"]).unwrap_or_else(|| "never".to_owned())),
+        ("spent at this rate", instant(&budget["spent_unix_ms"]).unwrap_or_else(|| "not before".to_owned())),
+    ];
+    for (name, value) in rows {
+        // Writing to a string cannot fail.
+        let _infallible = writeln!(lines, "  {name:<18}  {value}");
+    }
+    lines
+}
+
+fn instant(millis: &Value) -> Option<String> {
+    let timestamp = Timestamp::from_millisecond(millis.as_i64()?).ok()?;
+    Some(timestamp.strftime("%Y-%m-%d %H:%M:%S UTC").to_string())
+}
+
+fn to_csv(page: &Value) -> String {
+    let mut csv = CSV_HEAD.to_owned();
+    for budget in budgets(page) {
+        for period in budget["periods"].as_array().into_iter().flatten() {
+            let start = period["start_unix_ms"].as_i64();
+            let start = start.and_then(|millis| Timestamp::from_millisecond(millis).ok());
+            let start = start.map(|start| start.to_string()).unwrap_or_default();
+            let _infallible = writeln!(
+                csv,
+                "{},{},{start},{},{},{}",
+                quoted(budget["key"].as_str().unwrap_or_default()),
+                budget["unit"].as_str().unwrap_or_default(),
+                period["settled_number"],
+                period["requests"],
+                period["expired"]
+            );
+        }
+    }
+    csv
+}
+
+/// Quotes a field of CSV that contains a separator, or that a spreadsheet would read as a formula.
+fn quoted(field: &str) -> String {
+    let is_formula = field.starts_with(['=', '+', '-', '@']);
+    let field = if is_formula { format!("'{field}") } else { field.to_owned() };
+    if field.contains([',', '"', '\n', '\r']) {
+        format!("\"{}\"", field.replace('"', "\"\""))
+    } else {
+        field
+    }
+}
