@@ -54,6 +54,8 @@ fn budget_block_sets_amount_period_and_warnings() {
     assert_eq!((&*plain.path, &*plain.location), ("d.org", "a.yaml:4"));
     let per = budget("per: 90m").window;
     assert_eq!(per, BudgetWindow::Each(LimitWindow::Per(Nanos::from_secs(5_400))));
+    let second = BudgetWindow::Each(LimitWindow::Per(Nanos::SECOND));
+    assert_eq!(budget("per: 1s").window, second);
     let calendar = budget("unit: month, calendar: {time_zone: Europe/Berlin, starts_on: 15}");
     let BudgetWindow::Each(window) = &calendar.window else { panic!("{calendar:?}") };
     assert_eq!(window.to_string(), "month from day 15 in Europe/Berlin");
@@ -92,6 +94,8 @@ fn usage_block_sets_the_rules_of_all_budgets() {
     let fixed = usage("estimate: 4k tokens");
     assert_eq!((fixed.estimate, fixed.at_most), (Estimate::Tokens(4_000), DEFAULT_AT_MOST));
     assert_eq!(usage("estimate: max_tokens").estimate, Estimate::MaxTokens);
+    assert_eq!(usage("time_limit: 1s").time_limit, Nanos::SECOND);
+    assert_eq!(usage("time_limit: 24h").time_limit, Nanos::from_secs(86_400));
 }
 
 /// A fixed estimate is used as written: only a written `at_most` below it is an error.

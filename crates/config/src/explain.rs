@@ -9,6 +9,7 @@
 //! - The hits that a counter has at the moment.
 
 mod budgets;
+mod concurrency;
 pub mod near_miss;
 
 use std::borrow::Cow;
@@ -17,8 +18,8 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 pub use budgets::BudgetExplanation;
+pub use concurrency::{BucketSnapshot, ConcurrencyExplanation};
 
-use super::concurrency::ConcurrencyLimit;
 use super::describe::LimitText;
 use super::descriptor_text::format_entries;
 use super::table_limits::FromTable;
@@ -68,41 +69,6 @@ pub struct DescriptorExplanation {
     /// The budgets that the descriptor meets, from its first entry to its last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub budgets: Vec<BudgetExplanation>,
-}
-
-/// The concurrency limit of a descriptor.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct ConcurrencyExplanation {
-    /// The full path of the rule with this concurrency limit.
-    pub path: String,
-    /// The file and line of the rule, `file:line`.
-    pub location: String,
-    /// The concurrency limit as text, such as `64 in flight, rejected with 503`.
-    pub text: String,
-    /// The row of a table that has the number of this limit (`from`), as a sentence.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from_table: Option<String>,
-    /// The state of the limit's bucket. Present only if a running service reported it and the
-    /// bucket was used recently.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub now: Option<BucketSnapshot>,
-}
-
-/// The state of one concurrency bucket at one instant.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct BucketSnapshot {
-    /// The number of requests in flight.
-    pub in_flight: u64,
-    /// The number of requests that wait in the queue.
-    pub waiting: u64,
-    /// The limit that is in effect; an adaptive limit changes with latency.
-    pub limit: u64,
-    /// The smoothed latency of successful requests, if it is measured.
-    pub rtt: Option<String>,
-    /// The latency without queueing, if the algorithm measures it.
-    pub min_rtt: Option<String>,
-    /// The ratio `min_rtt / rtt`: 1 without queueing, less with queueing.
-    pub gradient: Option<f64>,
 }
 
 /// The rules that were compared with one entry of the descriptor.
@@ -257,30 +223,11 @@ impl ExplainContext<'_> {
             nearest: near_miss::nearest_rule(self.config, self.domain, entries),
             rule: limits.next(),
             more_limits: limits.collect(),
-            concurrency: trace
-                .and_then(|walk| walk.concurrency_limit)
-                .map(|limit| self.explain_concurrency(limit, entries)),
+            concurrency: trace.and_then(|walk| walk.concurrency_limit).map(|limit| {
+                concurrency::explain_concurrency(self.config, limit, entries, self.now)
+            }),
             budgets,
         }
-    }
-
-    fn explain_concurrency(
-        &self,
-        own: &ConcurrencyLimit,
-        entries: &[(&str, &str)],
-    ) -> ConcurrencyExplanation {
-        let tables = &self.config.tables;
-        let column = own.from.as_deref();
-        let row = column.and_then(|column| Some((column, entries.get(column.entry)?.1)));
-        let found = row.map(|(column, id)| tables.concurrency_limit(column, id, self.now));
-        let text = match found {
-            Some(FromTable::Limit(limit)) => limit.to_string(),
-            Some(FromTable::Unlimited) => "unlimited".to_owned(),
-            _ => own.to_string(),
-        };
-        let from_table = row.map(|(column, id)| tables.describe(column, id, self.now));
-        let (path, location) = (own.path.to_string(), own.location.to_string());
-        ConcurrencyExplanation { path, location, text, from_table, now: None }
     }
 
     fn unknown_domain_outcome(&self) -> String {

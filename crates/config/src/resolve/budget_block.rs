@@ -87,7 +87,7 @@ impl BudgetReader<'_, '_, '_> {
         let amount = self.amount();
         let window = self.window();
         let ((amount, unit), window) = (amount?, window?);
-        Some((amount, unit, BudgetWindow::Each(window))).filter(|_| self.raw.of.is_none())
+        Some((amount, unit, BudgetWindow::Each(window)))
     }
 
     fn amount(&mut self) -> Option<(Amount, BudgetUnit)> {
@@ -129,7 +129,7 @@ impl BudgetReader<'_, '_, '_> {
 
     /// Returns the terms of a budget whose amount is the sum of its top-ups.
     fn prepaid(&mut self) -> Option<Terms> {
-        let is_alone = self.refuse_beside_prepaid();
+        self.refuse_beside_prepaid();
         let Some(word) = &self.raw.of else {
             if !self.raw.is_incomplete {
                 let fix = "add the unit of the top-ups, such as `of: usd` or `of: tokens`";
@@ -144,11 +144,11 @@ impl BudgetReader<'_, '_, '_> {
             let message = format!("`of: {}` is not a unit", word.value);
             self.error(Code::BadAmount, word.span, message, fix);
         }
-        Some((Amount(0), unit?, BudgetWindow::Prepaid)).filter(|_| is_alone)
+        Some((Amount(0), unit?, BudgetWindow::Prepaid))
     }
 
-    /// Reports the fields that a prepaid budget cannot have. Returns `true` if there are none.
-    fn refuse_beside_prepaid(&mut self) -> bool {
+    /// Reports the fields that a prepaid budget cannot have.
+    fn refuse_beside_prepaid(&mut self) {
         let raw = self.raw;
         let unit = Some(&raw.unit).filter(|unit| !unit.value.is_empty());
         let fields = [
@@ -160,14 +160,11 @@ impl BudgetReader<'_, '_, '_> {
             ("by", raw.by.as_ref().map(|word| word.span)),
         ];
         let written = fields.into_iter().filter_map(|(word, span)| Some((word, span?)));
-        let mut is_alone = true;
         for (word, span) in written {
             let fix = "remove one of the two: top-ups give the amount of a prepaid budget";
             let at = FileSpan { file: self.file, span };
             self.findings.contradict(at, word, "prepaid: true", fix);
-            is_alone = false;
         }
-        is_alone
     }
 
     fn warn_at(&mut self) -> Option<SmallVec<[u8; 2]>> {

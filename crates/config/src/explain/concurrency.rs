@@ -1,0 +1,63 @@
+//! Explains the concurrency limit of a descriptor.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Config;
+use crate::concurrency::ConcurrencyLimit;
+use crate::kernel::units::Nanos;
+use crate::table_limits::FromTable;
+
+/// The concurrency limit of a descriptor.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ConcurrencyExplanation {
+    /// The full path of the rule with this concurrency limit.
+    pub path: String,
+    /// The file and line of the rule, `file:line`.
+    pub location: String,
+    /// The concurrency limit as text, such as `64 in flight, rejected with 503`.
+    pub text: String,
+    /// The row of a table that has the number of this limit (`from`), as a sentence.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_table: Option<String>,
+    /// The state of the limit's bucket. Present only if a running service reported it and the
+    /// bucket was used recently.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub now: Option<BucketSnapshot>,
+}
+
+/// The state of one concurrency bucket at one instant.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+pub struct BucketSnapshot {
+    /// The number of requests in flight.
+    pub in_flight: u64,
+    /// The number of requests that wait in the queue.
+    pub waiting: u64,
+    /// The limit that is in effect; an adaptive limit changes with latency.
+    pub limit: u64,
+    /// The smoothed latency of successful requests, if it is measured.
+    pub rtt: Option<String>,
+    /// The latency without queueing, if the algorithm measures it.
+    pub min_rtt: Option<String>,
+    /// The ratio `min_rtt / rtt`: 1 without queueing, less with queueing.
+    pub gradient: Option<f64>,
+}
+
+/// Returns the explanation of the concurrency limit `own`, with its number at the instant `now`.
+pub(super) fn explain_concurrency(
+    config: &Config,
+    own: &ConcurrencyLimit,
+    entries: &[(&str, &str)],
+    now: Nanos,
+) -> ConcurrencyExplanation {
+    let column = own.from.as_deref();
+    let row = column.and_then(|column| Some((column, entries.get(column.entry)?.1)));
+    let found = row.map(|(column, id)| config.tables.concurrency_limit(column, id, now));
+    let text = match found {
+        Some(FromTable::Limit(limit)) => limit.to_string(),
+        Some(FromTable::Unlimited) => "unlimited".to_owned(),
+        _ => own.to_string(),
+    };
+    let from_table = row.map(|(column, id)| config.tables.describe(column, id, now));
+    let (path, location) = (own.path.to_string(), own.location.to_string());
+    ConcurrencyExplanation { path, location, text, from_table, now: None }
+}
