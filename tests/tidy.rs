@@ -25,7 +25,7 @@ const CRATES: [(&str, &[&str]); 14] = [
     ("concurrency", &["kernel", "lease"]),
     ("config", &["descriptors", "kernel", "tables"]),
     ("descriptors", &[]),
-    ("edge", &["config", "engine", "kernel", "lease", "lease-protocol", "telemetry"]),
+    ("edge", &["config", "engine", "kernel", "lease", "lease-protocol", "telemetry", "usage"]),
     ("engine", &["concurrency", "config", "kernel", "lease", "store", "telemetry"]),
     ("envoy-module", &["descriptors", "proxy"]),
     ("kernel", &[]),

@@ -4,6 +4,7 @@
 //! - `serve` has a flag for every setting of [`crate::config::settings`].
 
 mod ask;
+mod budget;
 mod parse;
 mod setting_flags;
 mod table;
@@ -16,6 +17,9 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use super::admin_client::LOCAL_ADMIN_PORT;
 use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 pub use ask::AskArgs;
+pub use budget::{
+    BudgetCommand, BudgetExportArgs, BudgetShowArgs, BudgetTarget, BudgetTopUpArgs, ExportFormat,
+};
 pub use parse::parse;
 pub use setting_flags::SettingFlags;
 pub use table::{
@@ -55,6 +59,9 @@ pub enum Command {
     /// Show or change the rows of a table that limits read: 0 done, 1 no such row, 2 failed.
     #[command(subcommand)]
     Table(TableCommand),
+    /// Show or export budgets, or add to a prepaid one.
+    #[command(subcommand)]
+    Budget(BudgetCommand),
     /// Record the checks of a replica, or import Envoy's access log: 0 recorded, 2 failed.
     Record(RecordArgs),
     /// Decide recorded checks with other limits: 0 within the bound, 1 above it, 2 failed.

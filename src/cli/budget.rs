@@ -52,9 +52,10 @@ fn top_up(args: &BudgetTopUpArgs) -> Result<String, String> {
     let reply = admin_client::post_change(server, "top_up", domain, descriptors, &parameters)?;
     let reply: Value = serde_json::from_str(&reply)
         .map_err(|error| format!("{server}: invalid reply to /top_up: {error}"))?;
-    let before = match reply["added"] == true {
-        true => format!("added {amount}\n"),
-        false => format!("the top-up {id} was made before; nothing changed\n"),
+    let before = if reply["added"] == true {
+        format!("added {amount}\n")
+    } else {
+        format!("the top-up {id} was made before; nothing changed\n")
     };
     Ok(before + &describe_all(&reply))
 }
@@ -79,7 +80,10 @@ fn describe(budget: &Value) -> String {
         ("free", text("free").to_owned()),
         ("excess", text("excess").to_owned()),
         ("new period", instant(&budget["ends_unix_ms"]).unwrap_or_else(|| "never".to_owned())),
-        ("spent at this rate", instant(&budget["spent_unix_ms"]).unwrap_or_else(|| "not before".to_owned())),
+        (
+            "spent at this rate",
+            instant(&budget["spent_unix_ms"]).unwrap_or_else(|| "not before".to_owned()),
+        ),
     ];
     for (name, value) in rows {
         // Writing to a string cannot fail.

@@ -7,6 +7,7 @@
 mod admin_client;
 pub mod args;
 mod ask;
+mod budget;
 mod doctor;
 pub mod explain;
 mod fleet;
@@ -82,6 +83,7 @@ fn run_command(
         Command::Ask(ask) => ask::ask(&ask, terminal),
         Command::Show(args) => show::show(&args, terminal),
         Command::Table(command) => table::table(&command, terminal),
+        Command::Budget(command) => budget::budget(&command, terminal),
         Command::Top(args) => top::top(&args, terminal),
         Command::Record(args) => match &args.settings {
             None => record::record(&args, None, terminal),

@@ -2,8 +2,8 @@
 //!
 //! | step | call | effect |
 //! |---|---|---|
-//! | the request starts | [`Engine::admit_request`](crate::Engine::admit_request) | holds in all budgets, or a rejection |
-//! | the request ends | [`Engine::settle`](crate::Engine::settle) | the holds become charges |
+//! | the request starts | `Engine::admit_request` | holds in all budgets, or a rejection |
+//! | the request ends | `Engine::settle` | the holds become charges |
 //! | the usage is unknown | the same | the holds are charged as they are |
 //!
 //! Guarantees:
@@ -98,7 +98,8 @@ impl BudgetStatus {
     #[must_use]
     pub fn spent_at(&self, now: Nanos) -> Option<Nanos> {
         let (settled, end) = (self.view.usage.settled, self.view.end?);
-        let (elapsed, left) = (now.since(self.view.usage.start), self.total.0.checked_sub(settled.0));
+        let (elapsed, left) =
+            (now.since(self.view.usage.start), self.total.0.checked_sub(settled.0));
         let Some(left) = left else { return Some(now) };
         let wait = (u128::from(left) * u128::from(elapsed.0)).checked_div(settled.0.into())?;
         let at = now.plus(Nanos(u64::try_from(wait).unwrap_or(u64::MAX)));

@@ -66,7 +66,6 @@ use serde::{Deserialize, Serialize};
 use crate::units::Nanos;
 pub use cost_learner::{CostLearner, EXCESS_SHARE};
 pub use reserve::{Hold, reserve_all};
-use saved::SavedBudget;
 pub use terms::{
     Amount, BudgetPeriod, BudgetTerms, BudgetView, Denial, DenialCause, Ended, EndedHold, HoldId,
     OnExpiry, PeriodUsage, Reserved,
@@ -86,7 +85,7 @@ pub const MAX_ENTRIES: usize = 131_072;
 
 /// The state of one budget. The default is an unused one.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "SavedBudget", into = "SavedBudget")]
+#[serde(from = "saved::SavedBudget", into = "saved::SavedBudget")]
 pub struct Budget {
     /// The start of the current period; it never moves back.
     start: Nanos,

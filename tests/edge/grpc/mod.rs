@@ -2,6 +2,7 @@
 //! shutdown.
 
 mod access_log;
+mod budgets;
 mod connections;
 mod convert;
 mod denied_by;

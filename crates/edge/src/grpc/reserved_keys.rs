@@ -8,6 +8,7 @@
 //!   `[0-9A-Za-z._-]`.
 //! - A request that ends and has ordinary descriptors is an error.
 
+mod entry;
 mod release;
 mod usage;
 
@@ -16,8 +17,8 @@ use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 
 use crate::engine::budgets::RequestUsage;
 use crate::engine::{CheckError, validate_id};
-use crate::kernel::concurrency::ReportedOutcome;
-use crate::kernel::units::Nanos;
+use entry::{ReservedEntry, ReservedKey};
+pub use release::ReleaseCall;
 
 /// The purpose of a rate limit request, according to its reserved keys.
 #[derive(Debug, PartialEq, Eq)]
@@ -55,78 +56,6 @@ pub struct RequestEnd {
     pub budgets: Vec<usize>,
     /// What the request used.
     pub usage: RequestUsage,
-}
-
-/// A release of the permits of one request id.
-#[derive(Debug, PartialEq, Eq)]
-pub struct ReleaseCall {
-    /// The replica that owns the permits, if the request names it.
-    pub owner: Option<String>,
-    /// The request outcome.
-    pub outcome: ReportedOutcome,
-    /// The upstream's latency, or the duration of the request if the proxy sent only that.
-    pub rtt: Option<Nanos>,
-}
-
-/// A reserved key. Only the last entry of a descriptor can have one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ReservedKey {
-    Acquire,
-    Reserve,
-    Release,
-    Settle,
-    SettleInput,
-    SettleCachedInput,
-    SettleOutput,
-    Owner,
-    RttUs,
-    Status,
-    DurationMs,
-}
-
-/// An entry with a reserved key. `hits` is the `hits_addend` of its descriptor, if it has one.
-struct ReservedEntry {
-    descriptor: usize,
-    key: ReservedKey,
-    value: String,
-    hits: Option<u64>,
-    /// `true` if other entries precede it.
-    is_covered: bool,
-}
-
-impl ReservedKey {
-    fn parse(key: &str) -> Option<Self> {
-        Some(match key.strip_prefix("sluicegate.")? {
-            "acquire" => Self::Acquire,
-            "reserve" => Self::Reserve,
-            "release" => Self::Release,
-            "settle" => Self::Settle,
-            "settle_input" => Self::SettleInput,
-            "settle_cached_input" => Self::SettleCachedInput,
-            "settle_output" => Self::SettleOutput,
-            "owner" => Self::Owner,
-            "rtt_us" => Self::RttUs,
-            "status" => Self::Status,
-            "duration_ms" => Self::DurationMs,
-            _ => return None,
-        })
-    }
-
-    const fn is_start(self) -> bool {
-        matches!(self, Self::Acquire | Self::Reserve)
-    }
-
-    const fn is_settle(self) -> bool {
-        matches!(
-            self,
-            Self::Settle | Self::SettleInput | Self::SettleCachedInput | Self::SettleOutput
-        )
-    }
-
-    /// Returns `true` if the value of the entry is the request id.
-    const fn has_id(self) -> bool {
-        self.is_start() || self.is_settle() || matches!(self, Self::Release)
-    }
 }
 
 /// Returns the purpose of `request`, and removes its entries with a reserved key that follow other

@@ -96,7 +96,8 @@ impl Engine {
         let Some(mut plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
             return Ok((Vec::new(), false));
         };
-        let is_meant = |rule: &BudgetRule| rule.window == BudgetWindow::Prepaid && rule.unit == unit;
+        let is_meant =
+            |rule: &BudgetRule| rule.window == BudgetWindow::Prepaid && rule.unit == unit;
         plan.budgets.retain(|budget| is_meant(budget.rule));
         if plan.budgets.is_empty() {
             return Ok((Vec::new(), false));

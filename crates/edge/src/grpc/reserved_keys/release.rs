@@ -1,8 +1,19 @@
 //! The release in the entries of a request's end.
 
-use super::{ReleaseCall, ReservedEntry, ReservedKey};
+use super::entry::{ReservedEntry, ReservedKey};
 use crate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
 use crate::kernel::units::Nanos;
+
+/// A release of the permits of one request id.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ReleaseCall {
+    /// The replica that owns the permits, if the request names it.
+    pub owner: Option<String>,
+    /// The request outcome.
+    pub outcome: ReportedOutcome,
+    /// The upstream's latency, or the duration of the request if the proxy sent only that.
+    pub rtt: Option<Nanos>,
+}
 
 pub(super) fn release_call(reserved: &[ReservedEntry]) -> ReleaseCall {
     let owner = reserved.iter().find(|entry| entry.key == ReservedKey::Owner);

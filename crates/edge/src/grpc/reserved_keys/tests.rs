@@ -1,3 +1,5 @@
+//! Tests of the reserved keys.
+
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::google::protobuf::UInt64Value;
 

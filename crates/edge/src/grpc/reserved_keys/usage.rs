@@ -9,7 +9,7 @@
 //!
 //! Envoy sends 1 if a number is missing in the metadata, and no request uses only one token.
 
-use super::{ReservedEntry, ReservedKey};
+use super::entry::{ReservedEntry, ReservedKey};
 use crate::config::prices::TokenCounts;
 use crate::engine::budgets::RequestUsage;
 

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use super::ExplainQuery;
 use super::actions::{ChangeQuery, QueryPairs};
+use super::counter;
 use super::port::Admin;
 use crate::config::budget_amount::{self, AmountText};
 use crate::config::descriptor_text::{borrow_entries, format_entries};
@@ -22,17 +23,14 @@ use crate::engine::budgets::BudgetStatus;
 use crate::engine::{CheckError, validate_id};
 use crate::http::response::{JSON, PLAIN};
 use crate::kernel::budget::{Amount, PeriodUsage};
-use crate::kernel::decision::{Check, Cost, Descriptor};
+use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::{Hits, Nanos};
 
 /// The reason why a call fails: its status and a message for the operator.
 type Failure = (StatusCode, String);
 
 /// Serves `/budgets`.
-pub(super) async fn show(
-    State(admin): State<Admin>,
-    Query(query): Query<QueryPairs>,
-) -> Response {
+pub(super) async fn show(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
     match read(&admin, query).await {
         Ok(body) => (JSON, body.to_string()).into_response(),
         Err(failure) => refuse(failure),
@@ -50,7 +48,7 @@ pub(super) async fn top_up(State(admin): State<Admin>, query: ChangeQuery) -> Re
 async fn read(admin: &Admin, query: QueryPairs) -> Result<Value, Failure> {
     let query = ExplainQuery::from_query(query).map_err(bad)?;
     let check = to_check(&query);
-    let budgets = admin.engine.read_budgets(&check, None).await.map_err(failed)?;
+    let budgets = admin.engine.read_budgets(&check, None).await.map_err(|error| failed(&error))?;
     if budgets.is_empty() {
         return Err(bad("no budget matches; /explain shows the lookup".to_owned()));
     }
@@ -67,7 +65,8 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
         .map_err(|_| bad(format!("`amount` must be a number and a unit, got `{text}`")))?;
     let target = ExplainQuery::from_query(query.check.clone()).map_err(bad)?;
     let check = to_check(&target);
-    let (budgets, is_new) = engine.top_up(&check, id, (amount, unit), None).await.map_err(failed)?;
+    let (budgets, is_new) =
+        engine.top_up(&check, id, (amount, unit), None).await.map_err(|error| failed(&error))?;
     if budgets.is_empty() {
         return Err(bad(format!("no prepaid budget in `{unit}` matches")));
     }
@@ -85,11 +84,8 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
 }
 
 fn to_check(query: &ExplainQuery) -> Check<'_> {
-    let descriptor = |entries: &'_ Vec<(String, String)>| {
-        let entries = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
-        Descriptor { entries, cost: Cost::Charge(Hits(0)), limit: None }
-    };
-    let descriptors = query.descriptors.iter().map(descriptor).collect();
+    let descriptor = |entries| counter::descriptor(entries, Cost::Charge(Hits(0)));
+    let descriptors = query.descriptors.iter().map(Vec::as_slice).map(descriptor).collect();
     Check { domain: &query.domain, descriptors }
 }
 
@@ -113,7 +109,7 @@ fn budget_json(budget: &BudgetStatus, now: Nanos) -> Value {
         })
     };
     json!({
-        "path": path,
+        "path": &**path,
         "unit": unit.to_string(),
         "key": budget.key,
         "amount": text(*total),
@@ -132,7 +128,7 @@ fn bad(message: String) -> Failure {
     (StatusCode::BAD_REQUEST, message)
 }
 
-fn failed(error: CheckError) -> Failure {
+fn failed(error: &CheckError) -> Failure {
     let status = match error {
         CheckError::StoreUnavailable(_) | CheckError::NoConfig => StatusCode::SERVICE_UNAVAILABLE,
         _ => StatusCode::BAD_REQUEST,

@@ -152,7 +152,7 @@ pub(super) async fn reset_counters(
     }
 }
 
-fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
+pub(super) fn descriptor(entries: &[(String, String)], cost: Cost) -> Descriptor<'_> {
     let entries = entries.iter().map(|(key, value)| (&**key, &**value)).collect();
     Descriptor { entries, cost, limit: None }
 }
