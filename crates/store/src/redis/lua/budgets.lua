@@ -40,6 +40,7 @@
 -- Both keys expire together, at most a minute after `Budget::keep_until`.
 --
 -- Cost: O(log n) for each hold that is reserved, settled, canceled or expired.
+-- All holds that are due expire in one call: 65,536 of them block Redis for 0.2 s.
 -- Commands: TIME, HMGET, HGET, HLEN, HSET, HDEL, ZADD, ZREM, ZCARD, ZRANGEBYSCORE, PEXPIREAT,
 --   PERSIST, DEL.
 --
