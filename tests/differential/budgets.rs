@@ -269,7 +269,9 @@ fn denial_shortens_deadlines_of_a_clock_that_was_ahead() {
 /// Sends calls with consecutive ids at one instant, and returns the last reply.
 fn send_many(scripted: &mut Scripted, model: &mut Model, calls: &[BudgetCall], now: Nanos) {
     for calls in calls.chunks(2_000) {
-        calls.iter().for_each(|call| scripted.queue("test:", call, Some(now)));
+        for call in calls {
+            scripted.queue("test:", call, Some(now));
+        }
         scripted.client.flush();
         for call in calls {
             assert_eq!(scripted.receive(call), model.apply(call, now), "{:?}", call.id);
@@ -286,15 +288,30 @@ fn full_budgets_deny_and_expire_as_in_the_kernel() {
     let many = |action, ids: std::ops::RangeInclusive<u64>| -> Vec<BudgetCall> {
         ids.map(|id| call_of(action, id, &parts)).collect()
     };
+    // In shadow mode, a full budget allows the request without a hold.
+    let shadow = BudgetTerms { is_enforced: false, ..parts[0].terms };
+    let shadow = call_of(BudgetAction::Reserve, 4 * holds, &[part(0, 1, shadow)]);
+    let mut send = |calls: &[BudgetCall], micros: u64| {
+        let now = START.plus(Nanos(micros * Nanos::MICRO.0));
+        send_many(&mut scripted, &mut model, calls, now);
+    };
+    // The first id is purged at 30 ms, and the next purge would be 1.9 ms later.
+    let early = 3 * holds;
+    send(&many(BudgetAction::Cancel, early..=early), 0);
+    send(&many(BudgetAction::Cancel, early + 1..=early + 1), 1_000);
+    send(&many(BudgetAction::Read, 0..=0), 30_000);
     // The last reserve finds MAX_HOLDS open holds, the last cancel MAX_ENTRIES entries.
-    send_many(&mut scripted, &mut model, &many(BudgetAction::Reserve, 0..=holds), START);
+    send(&many(BudgetAction::Reserve, 0..=holds), 30_500);
+    send(std::slice::from_ref(&shadow), 30_500);
     let unknown = holds..=2 * holds;
-    send_many(&mut scripted, &mut model, &many(BudgetAction::Cancel, unknown.clone()), START);
-    send_many(&mut scripted, &mut model, &many(BudgetAction::Settle, 0..=0), START);
-    send_many(&mut scripted, &mut model, &many(BudgetAction::Reserve, unknown), START);
+    send(&many(BudgetAction::Cancel, unknown.clone()), 30_500);
+    send(&many(BudgetAction::Settle, 0..=0), 30_500);
+    send(&many(BudgetAction::Reserve, unknown.clone()), 30_500);
+    send(&[shadow], 30_500);
+    // The second id is forgotten, which makes room for another one.
+    send(&many(BudgetAction::Reserve, early + 2..=early + 3), 31_000);
     // Now all holds expire at once.
-    let later = START.plus(parts[0].terms.time_limit);
-    send_many(&mut scripted, &mut model, &many(BudgetAction::Read, 0..=0), later);
-    let again = later.plus(TOP_UP_KNOWN_FOR);
-    send_many(&mut scripted, &mut model, &many(BudgetAction::Reserve, 0..=9), again);
+    send(&many(BudgetAction::Read, 0..=0), 61_000);
+    let again = TOP_UP_KNOWN_FOR.0 / Nanos::MICRO.0;
+    send(&many(BudgetAction::Reserve, 0..=9), again);
 }

@@ -39,6 +39,12 @@
 //! - `permit_scripts_match_the_kernel`: one permit too many. Deadline a microsecond late. Grace
 //!   ends early. Future deadlines kept. Grace beyond its length. Another store trusted. Report
 //!   without effect. Repeated acquire counted twice.
+//! - `budget_script_matches_the_kernel`: hold added to the settled amount, or released from a later
+//!   period. Settle not idempotent. Expiry forgets the id, is late, or ignores `on_expiry`. Periods
+//!   mixed up. Hold kept after a denial or in the next period. Excess not counted. Ended id purged early
+//!   or known too long. Saturation missing. 33 periods kept. Settle after expiry charged twice.
+//! - `full_budgets_deny_and_expire_as_in_the_kernel`: no bound in shadow mode. Purge of a full budget
+//!   omitted.
 //! - `multi_charge_check_matches_the_memory_store`: duplicates not summed. Refunds summed
 //!   or skipped. Denial by a shadow limit or a lone quota limit. Rescue or `quota_for_all` ignored.
 //!   Uncharged limit reported as charged. Read that charges.

@@ -4,6 +4,7 @@ use sluicegate::kernel::budget::{Amount, BudgetPeriod, KEPT_PERIODS};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::budgets::{BudgetAction, BudgetCall};
 use sluicegate::store::redis::codec::budgets::{pack, read};
+use sluicegate::store::redis::codec::cluster_slot;
 
 use super::{HOUR, Scripted, call_of, every, part, terms};
 use crate::support::redis::Redis;
@@ -80,16 +81,10 @@ fn deadlines_without_their_budget_are_removed() {
     assert_eq!(scripted.client.call(&[b"ZCARD".to_vec(), keys[1].clone()]), Value::Int(1));
 }
 
-/// The keys of a budget share a slot, and differ from those of other budgets.
 #[test]
 fn both_keys_of_a_budget_share_a_slot() {
-    let redis = Redis::start_with(&["--cluster-enabled", "yes"]);
-    let mut client = redis.connect();
     let keys = pack(&two_budgets(BudgetAction::Read), b"p:", None).keys;
-    let mut slots: Vec<_> = keys
-        .iter()
-        .map(|key| client.call(&[b"CLUSTER".to_vec(), b"KEYSLOT".to_vec(), key.clone()]).int())
-        .collect();
+    let mut slots: Vec<_> = keys.iter().map(|key| cluster_slot(key)).collect();
     slots.dedup();
     assert_eq!(slots.len(), 1);
     let mut different = keys.clone();
@@ -100,6 +95,9 @@ fn both_keys_of_a_budget_share_a_slot() {
 
 /// The instant, and a view: start, settled, requests, expired, excess, held, credit, open, end.
 const NUMBERS: [i64; 10] = [50, 40, 3, 1, 0, 0, 7, 0, 1, 60];
+
+/// Replies after the view.
+type Outcomes<'o> = &'o [&'o [i64]];
 
 fn reply_with(outcome: &[i64]) -> Vec<i64> {
     [&NUMBERS[..], outcome].concat()
@@ -124,7 +122,7 @@ fn impossible_outcome_of_the_budget_script_is_rejected() {
     let periods: [&[i64]; 3] = [&[0], &[2, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0], &full];
     let no_periods: [&[i64]; 5] =
         [&[], &[1], &[1, 1, 0, 0, 0], &[2, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0], &many];
-    let cases: [(BudgetAction, &[&[i64]], &[&[i64]]); 7] = [
+    let cases: [(BudgetAction, Outcomes<'_>, Outcomes<'_>); 7] = [
         (BudgetAction::Reserve, &reserve, &no_reserve),
         (BudgetAction::Settle, &ended, &not_ended),
         (BudgetAction::Cancel, &ended, &not_ended),
