@@ -65,7 +65,9 @@ fn budgets(page: &Value) -> impl Iterator<Item = &Value> {
 }
 
 fn describe_all(page: &Value) -> String {
-    budgets(page).map(describe).collect()
+    let findings = page["findings"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let findings = findings.map(|finding| format!("warning: {finding}\n"));
+    budgets(page).map(describe).chain(findings).collect()
 }
 
 /// Describes a budget in lines such as `  settled  12.50 usd`.

@@ -13,6 +13,7 @@
 //! - A check without an id charges its hits to its budgets. A check of 0 hits only reads.
 //! - If the store fails, the strictest `on_store_failure` of the budgets decides. A settle that fails
 //!   leaves its holds to their expiry.
+//! - A budget that is reserved and never settled is a finding ([`watch`]).
 //!
 //! Not covered:
 //! - What a budget holds and charges (see [`crate::kernel::budget`]).
@@ -24,6 +25,7 @@ mod learned;
 mod plan;
 mod start;
 mod store_calls;
+mod watch;
 
 use std::hash::Hasher as _;
 use std::sync::Arc;
@@ -39,6 +41,8 @@ use crate::kernel::units::Nanos;
 pub(crate) use guard::HeldBudgets;
 pub(crate) use learned::LearnedCosts;
 pub(crate) use start::BudgetAnswer;
+pub use watch::SettleFinding;
+pub(crate) use watch::SettleWatch;
 
 /// The budgets that a request uses.
 #[derive(Clone, Copy, Debug)]

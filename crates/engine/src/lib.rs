@@ -38,7 +38,7 @@ use sluicegate_telemetry as telemetry;
 
 use crate::actions::{AuditLog, OperatorActions};
 use crate::active_config::ActiveConfig;
-use crate::budgets::LearnedCosts;
+use crate::budgets::{LearnedCosts, SettleWatch};
 use crate::clock::Clock;
 use crate::concurrency::ConcurrencyLimits;
 use crate::concurrency::DEFAULT_MAX_BUCKETS;
@@ -106,6 +106,7 @@ pub struct Engine {
     proxies: Proxies,
     table_states: Arc<TableStates>,
     learned_costs: LearnedCosts,
+    settle_watch: SettleWatch,
 }
 
 /// The settings that apply to every decision.
@@ -174,6 +175,7 @@ impl Engine {
             proxies: Proxies::default(),
             table_states: Arc::default(),
             learned_costs: LearnedCosts::default(),
+            settle_watch: SettleWatch::default(),
         }
     }
 

@@ -189,10 +189,11 @@ impl RuleCounter {
         }
     }
 
-    /// Records that a key has used `used` hits of a limit that allows `most` at once.
-    pub(crate) fn record_used(&self, used: u64, most: u32) {
-        let millionths = used.saturating_mul(1_000_000).checked_div(most.into()).unwrap_or(0);
-        let millionths = u32::try_from(millionths.min(1_000_000)).unwrap_or(0);
+    /// Records that a key has used `used` of a limit that allows `most`.
+    pub(crate) fn record_used(&self, used: u64, most: u64) {
+        let millionths = u128::from(used).saturating_mul(1_000_000).checked_div(most.into());
+        let millionths = millionths.unwrap_or(0).min(1_000_000);
+        let millionths = u32::try_from(millionths).unwrap_or(0);
         // Most decisions only read: a write would move the cache line between the cores.
         if self.used.load(Relaxed) < millionths {
             self.used.fetch_max(millionths, Relaxed);

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::plan::{BudgetPlan, PlannedBudget, model_of};
 use super::store_calls::{PlannedCall, total};
-use super::{BudgetStatus, RequestUsage, hold_id, top_up_id};
+use super::{BudgetStatus, RequestUsage, SettleFinding, hold_id, top_up_id};
 use crate::config::budget::{BudgetRule, BudgetUnit, BudgetWindow};
 use crate::kernel::budget::{Amount, BudgetView, HoldId};
 use crate::kernel::decision::Check;
@@ -70,6 +70,12 @@ impl Engine {
         let call = PlannedCall { plan: &plan, id, action, amounts: zeros(&plan) };
         let reply = self.call_planned(&config, &call, timeout).await?;
         Ok(matches!(&reply.outcome, BudgetOutcome::Changed(open) if open.contains(&true)))
+    }
+
+    /// Returns the budgets whose requests are likely not settled as intended, by path.
+    #[must_use]
+    pub fn settle_findings(&self) -> Vec<(Arc<str>, SettleFinding)> {
+        self.settle_watch.findings()
     }
 
     /// Returns how often the holds of a check must be renewed; `None` if it meets no budget.

@@ -104,7 +104,11 @@ impl Engine {
         match reserved {
             Reserved::Held => {
                 BudgetEvent::Reserved.emit();
-                self.count_views(config, plan, &reply.views);
+                self.publish_budgets(config, plan, &reply);
+                let time_limit = plan.usage.time_limit;
+                for budget in &plan.budgets {
+                    self.settle_watch.reserved(&budget.rule.path, reply.now, time_limit);
+                }
                 Ok(BudgetAnswer::Allowed(held))
             }
             Reserved::Repeated | Reserved::Ended => {
@@ -169,7 +173,7 @@ impl Engine {
         let BudgetOutcome::Changed(allowed) = &reply.outcome else {
             return self.without_store(config, plan, StoreFailure::InvalidReply);
         };
-        self.count_views(config, plan, &reply.views);
+        self.publish_budgets(config, plan, &reply);
         let denied = allowed.iter().position(|is_allowed| !is_allowed);
         let denied = denied.and_then(|at| plan.budgets.get(at).zip(reply.views.get(at)));
         let Some((budget, view)) = denied else { return Ok(BudgetAnswer::Allowed(None)) };

@@ -10,7 +10,7 @@ use super::HeldBudgets;
 use super::plan::{BudgetPlan, PlannedBudget};
 use crate::active_config::ActiveConfig;
 use crate::config::budget::BudgetWindow;
-use crate::kernel::budget::{Amount, BudgetView, EndedHold, HoldId, Reserved};
+use crate::kernel::budget::{Amount, BudgetView, Ended, EndedHold, HoldId, Reserved};
 use crate::kernel::decision::RuleVerdict;
 use crate::kernel::units::Nanos;
 use crate::store::budgets::{BudgetAction, BudgetCall, BudgetOutcome, BudgetPart, BudgetReply};
@@ -42,7 +42,13 @@ impl Engine {
             .map_err(CheckError::StoreUnavailable)?;
         if let BudgetOutcome::Ended(ended) = &reply.outcome {
             count_ended(call.action, ended);
-            self.count_views(config, call.plan, &reply.views);
+            self.publish_budgets(config, call.plan, &reply);
+            for (budget, ended) in call.plan.budgets.iter().zip(ended) {
+                // Proxies also settle denied requests, which have no hold and no usage.
+                if call.action == BudgetAction::Settle || ended.ended != Ended::Unknown {
+                    self.settle_watch.ended(&budget.rule.path, ended.ended);
+                }
+            }
         }
         Ok(reply)
     }
@@ -104,19 +110,27 @@ impl Engine {
         answered.unwrap_or(Err(StoreFailure::Other))
     }
 
-    /// Counts the decision of each budget: whether it would have denied without shadow mode.
-    pub(super) fn count_views(
+    /// Counts the decision of each budget: whether it would have denied without shadow mode. Records
+    /// its used part, and sends events.
+    pub(super) fn publish_budgets(
         &self,
         config: &ActiveConfig,
         plan: &BudgetPlan<'_>,
-        views: &[BudgetView],
+        reply: &BudgetReply,
     ) {
-        for (budget, view) in plan.budgets.iter().zip(views) {
-            let is_shadow = budget.rule.shadow || self.is_shadow();
+        for (budget, view) in plan.budgets.iter().zip(&reply.views) {
+            let (rule, total) = (budget.rule, total(budget, view));
+            let is_shadow = rule.shadow || self.is_shadow();
             let used = view.usage.settled.0.saturating_add(view.held.0);
-            let is_over = is_shadow && total(budget, view).0 < used;
+            let is_over = is_shadow && total.0 < used;
             let verdict = if is_over { RuleVerdict::ShadowDeny } else { RuleVerdict::Allow };
-            config.counters.count(budget.rule.number, verdict);
+            config.counters.count(rule.number, verdict);
+            if let Some(counter) = config.counters.counter(rule.number) {
+                counter.record_used(used, total.0);
+            }
+            if let Some(events) = self.events.as_ref().filter(|_| !rule.warn_at.is_empty()) {
+                events.offer_budget_event((rule, &budget.key), (total, view), reply.now);
+            }
         }
     }
 }

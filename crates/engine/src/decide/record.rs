@@ -129,6 +129,6 @@ fn record_used(
 ) {
     let LimitPlan::Charged(rule, _) = limit_plan else { return };
     if let (true, Some(counter)) = (decision.is_counted(), config.counters.counter(rule.number)) {
-        counter.record_used(used_hits(decision, charge), charge.strategy.max_at_once());
+        counter.record_used(used_hits(decision, charge), charge.strategy.max_at_once().into());
     }
 }

@@ -8,6 +8,7 @@
 //! Not covered:
 //! - The format, the queue and the delivery of events (see [`crate::telemetry::cloud_events`]).
 
+mod budgets;
 mod calls;
 mod limits;
 mod watch;
@@ -66,7 +67,11 @@ impl EventOptions {
     /// Returns the entries of a descriptor, with values as `telemetry.descriptor_values`
     /// selects.
     fn descriptor_json(&self, descriptor: &Descriptor<'_>) -> Value {
-        let entries = short_entries(&descriptor.entries, self.descriptor_values).into_iter();
+        self.entries_json(&descriptor.entries)
+    }
+
+    fn entries_json(&self, entries: &[(&str, &str)]) -> Value {
+        let entries = short_entries(entries, self.descriptor_values).into_iter();
         entries.map(|(key, value)| json!({"key": key, "value": value})).collect()
     }
 }

@@ -19,7 +19,7 @@ use super::port::Admin;
 use crate::config::budget_amount::{self, AmountText};
 use crate::config::descriptor_text::{borrow_entries, format_entries};
 use crate::engine::actions::AuditEntry;
-use crate::engine::budgets::BudgetStatus;
+use crate::engine::budgets::{BudgetStatus, SettleFinding};
 use crate::engine::{CheckError, validate_id};
 use crate::http::response::{JSON, PLAIN};
 use crate::kernel::budget::{Amount, PeriodUsage};
@@ -52,7 +52,12 @@ async fn read(admin: &Admin, query: QueryPairs) -> Result<Value, Failure> {
     if budgets.is_empty() {
         return Err(bad("no budget matches; /explain shows the lookup".to_owned()));
     }
-    Ok(budgets_json(&budgets, admin.engine.clock().now()))
+    let mut body = budgets_json(&budgets, admin.engine.clock().now());
+    let is_shown = |path: &str| budgets.iter().any(|budget| *budget.path == *path);
+    let findings = admin.engine.settle_findings().into_iter().filter(|(path, _)| is_shown(path));
+    let finding = |(path, finding): (_, SettleFinding)| format!("{path}: {}", finding.text());
+    body["findings"] = findings.map(finding).collect();
+    Ok(body)
 }
 
 async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
