@@ -38,7 +38,8 @@ pub(super) fn budget(
 
 fn read(target: &BudgetTarget) -> Result<Value, String> {
     let BudgetTarget { descriptors, domain, server } = target;
-    let mut parameters = vec![("domain", &**domain)];
+    let domain = domain.iter().map(|domain| ("domain", &**domain));
+    let mut parameters: Vec<_> = domain.collect();
     parameters.extend(descriptors.iter().map(|descriptor| ("descriptor", &**descriptor)));
     let body = admin_client::get_page(server, "budgets", &parameters)?;
     serde_json::from_slice(&body)
@@ -49,6 +50,7 @@ fn top_up(args: &BudgetTopUpArgs) -> Result<String, String> {
     let BudgetTopUpArgs { amount, id, reason, target } = args;
     let BudgetTarget { descriptors, domain, server } = target;
     let parameters = [("amount", &**amount), ("id", id), ("reason", reason)];
+    let domain = domain.as_deref().unwrap_or_default();
     let reply = admin_client::post_change(server, "top_up", domain, descriptors, &parameters)?;
     let reply: Value = serde_json::from_str(&reply)
         .map_err(|error| format!("{server}: invalid reply to /top_up: {error}"))?;

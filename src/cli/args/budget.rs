@@ -23,11 +23,11 @@ SLUICEGATE_ADMIN_TOKEN_FILE the path of a file with one. `top-up` needs the role
 )]
 pub struct BudgetTarget {
     /// Entries of a descriptor: `org=acme` or `org=acme,model=large`. Repeatable.
-    #[arg(value_name = "KEY=VALUE[,…]", required = true)]
+    #[arg(value_name = "DESCRIPTOR", required = true)]
     pub descriptors: Vec<String>,
-    /// Domain.
+    /// Domain. Default: the only one with budgets.
     #[arg(long, value_name = "NAME")]
-    pub domain: String,
+    pub domain: Option<String>,
     /// Admin port of a replica.
     #[arg(long, default_value = LOCAL_ADMIN_PORT, value_name = "URL")]
     pub server: String,

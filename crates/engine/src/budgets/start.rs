@@ -41,8 +41,10 @@ impl Engine {
         check: (&Check<'q>, BudgetUse<'_, 'q>),
         time_left: Option<Nanos>,
     ) -> Result<BudgetAnswer, CheckError> {
-        let config = self.active.load_full().filter(|config| config.has_budgets);
-        let Some(config) = config else { return Ok(BudgetAnswer::Allowed(None)) };
+        if !self.has_budgets() {
+            return Ok(BudgetAnswer::Allowed(None));
+        }
+        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
         let deadline = time_left.map(|left| self.clock().now().plus(left));
         // Boxed, to keep the future of checks without budgets small.
         Box::pin(self.use_budgets(&config, check, deadline)).await

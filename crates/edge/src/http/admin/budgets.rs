@@ -46,7 +46,7 @@ pub(super) async fn top_up(State(admin): State<Admin>, query: ChangeQuery) -> Re
 }
 
 async fn read(admin: &Admin, query: QueryPairs) -> Result<Value, Failure> {
-    let query = ExplainQuery::from_query(query).map_err(bad)?;
+    let query = parse_query(admin, query).map_err(bad)?;
     let check = to_check(&query);
     let budgets = admin.engine.read_budgets(&check, None).await.map_err(|error| failed(&error))?;
     if budgets.is_empty() {
@@ -68,7 +68,7 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
     validate_id(id).map_err(|why| bad(format!("`id`: {why}")))?;
     let (amount, unit) = budget_amount::parse(text)
         .map_err(|_| bad(format!("`amount` must be a number and a unit, got `{text}`")))?;
-    let target = ExplainQuery::from_query(query.check.clone()).map_err(bad)?;
+    let target = parse_query(admin, query.check.clone()).map_err(bad)?;
     let check = to_check(&target);
     let (budgets, is_new) =
         engine.top_up(&check, id, (amount, unit), None).await.map_err(|error| failed(&error))?;
@@ -86,6 +86,23 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
     let mut body = budgets_json(&budgets, engine.clock().now());
     body["added"] = is_new.into();
     Ok(body)
+}
+
+/// Parses a query. Without a domain, it means the only domain with budgets.
+fn parse_query(admin: &Admin, mut query: QueryPairs) -> Result<ExplainQuery, String> {
+    query.retain(|(name, value)| name != "domain" || !value.is_empty());
+    if !query.iter().any(|(name, _)| name == "domain") {
+        let config = admin.engine.config();
+        let domains = config.iter().flat_map(|config| config.domains.values());
+        let mut domains = domains.filter(|domain| domain.tree.budgets().len() != 0);
+        let only = match (domains.next(), domains.next()) {
+            (Some(only), None) => only.name.to_string(),
+            (None, _) => return Err("no domain has a budget".to_owned()),
+            _ => return Err("several domains have budgets: add domain=NAME".to_owned()),
+        };
+        query.push(("domain".to_owned(), only));
+    }
+    ExplainQuery::from_query(query)
 }
 
 fn to_check(query: &ExplainQuery) -> Check<'_> {
