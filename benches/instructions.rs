@@ -5,6 +5,7 @@
 //! - `leased`: a limit whose lease balance covers each check.
 //! - `redis`: a limit in the Redis at the socket `REDIS_SOCKET`, one call for each check.
 //! - `permit`: acquire and release a permit of a concurrency limit.
+//! - `budget`: reserve and settle in two budgets in memory.
 //! - `fixed` and `table`: one limit in memory, with a number in its rule, or in a table of 10,000 rows.
 //!
 //! The clock is manual and all random seeds are fixed, so two runs execute nearly the same
@@ -18,7 +19,9 @@ use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::config::tables::{Amount, Loading, RawRow, Table, TableSpec};
 
-use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
+use sluicegate::config::prices::TokenCounts;
+use sluicegate::engine::budgets::{BudgetUse, RequestUsage, Reserve};
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, PermitLifetime, RequestStart};
 use sluicegate::kernel::concurrency::RequestOutcome;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
@@ -59,6 +62,13 @@ const TABLE: &str = "\
   rate_limit: {requests_per_unit: 1, unit: day, strategy: gcra, from: customers.api}
 ";
 
+const BUDGET: &str = "\
+- key: api_key
+  budget: {amount: 1G tokens, unit: day}
+- key: route
+  budget: {amount: 1G tokens, unit: day}
+";
+
 /// The number of different keys.
 const KEYS: usize = 64;
 
@@ -75,6 +85,7 @@ fn main() {
             "leased" => leased(checks).await,
             "redis" => redis(checks).await,
             "permit" => permit(checks).await,
+            "budget" => budget(checks).await,
             "fixed" => decide(&engine(memory(), FIXED), &["customer"], checks).await,
             "table" => {
                 let engine = engine(memory(), TABLE);
@@ -170,5 +181,23 @@ async fn permit(checks: usize) {
             panic!("the limit is far away")
         };
         permits.release(RequestOutcome::Success, None);
+    }
+}
+
+async fn budget(checks: usize) {
+    let engine = engine(memory(), BUDGET);
+    let values = values();
+    for number in 0..checks {
+        let check = check(&["api_key", "route"], &values[number % KEYS], 1);
+        let id = &*format!("request-{number:08}");
+        let reserve = Reserve { id, descriptor: 0, covered: &check, tokens: Some(1_000) };
+        let without_permits = &Check { domain: "shop", descriptors: [].into_iter().collect() };
+        let budgets = BudgetUse::Reserve(reserve);
+        let start = RequestStart { covered: without_permits, budgets };
+        let lifetime = PermitLifetime::UntilReleased;
+        let admitted = engine.admit_request(start, &check, None, lifetime).await.unwrap();
+        assert!(matches!(admitted, AdmissionOutcome::Decided(..)), "the budgets are large");
+        let tokens = TokenCounts { any: 700, ..TokenCounts::default() };
+        engine.settle(&check, id, RequestUsage::Tokens(tokens), None).await.unwrap();
     }
 }
