@@ -26,7 +26,7 @@ use sluicegate_kernel as kernel;
 use sluicegate_lease::clock;
 use sluicegate_telemetry::{self as telemetry, pem};
 
-use crate::engine::{CheckError, Decision, Engine};
+use crate::engine::{CheckError, Engine};
 use crate::kernel::decision::Verdict;
 use crate::telemetry::event::EdgeOutcome;
 use crate::telemetry::stats::StatCounter;
@@ -45,13 +45,6 @@ pub struct ReplyOptions {
     pub denied_by_metadata: bool,
     /// Allows refunds (`is_negative_hits`). If `false`, a check with a refund is an error.
     pub allow_negative_hits: bool,
-}
-
-fn check_outcome(result: &Result<Decision, CheckError>) -> EdgeOutcome {
-    match result {
-        Ok(decision) => verdict_outcome(decision.verdict),
-        Err(error) => check_error_outcome(error),
-    }
 }
 
 /// Counts a failed check in the statistics that are named as in envoyproxy/ratelimit.

@@ -103,6 +103,10 @@ impl<'e> Permits<'e> {
         let check = self.to_check(request);
         let check = check.inspect_err(|_| self.record_without_permits(holder))?;
         let Some(part) = self.reserve else {
+            if matches!(holder, Holder::Nobody) && !self.engine.has_budgets() {
+                let decision = self.engine.decide_within(&check, timeout).await?;
+                return Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()));
+            }
             return self.start((&check, holder), BudgetUse::Charge, timeout).await;
         };
         let ReservedPart { id, budgets, tokens } = part;

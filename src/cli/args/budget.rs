@@ -23,7 +23,7 @@ SLUICEGATE_ADMIN_TOKEN_FILE the path of a file with one. `top-up` needs the role
 )]
 pub struct BudgetTarget {
     /// Entries of a descriptor: `org=acme` or `org=acme,model=large`. Repeatable.
-    #[arg(value_name = "DESCRIPTOR", required = true)]
+    #[arg(value_name = "ENTRIES", required = true)]
     pub descriptors: Vec<String>,
     /// Domain. Default: the only one with budgets.
     #[arg(long, value_name = "NAME")]

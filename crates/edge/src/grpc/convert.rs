@@ -174,7 +174,7 @@ fn upstream_headers(reporting: &ReplyOptions, decision: &Decision) -> Vec<Header
 
 /// Builds the response to an acquire that a concurrency limit denied. The descriptors `covered`,
 /// which needed permits, get `OVER_LIMIT`.
-pub(super) fn rejection_response(
+pub(crate) fn rejection_response(
     request: &RateLimitRequest,
     covered: &[usize],
     rejection: &Rejection,

@@ -24,7 +24,7 @@ use crate::permits::{Holder, Permits, ReservedPart, covered_part};
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::stats::TimedMethod;
 use crate::telemetry::trace;
-use crate::{ReplyOptions, check_outcome, count_check_error};
+use crate::{ReplyOptions, check_error_outcome, count_check_error};
 
 /// The gRPC header of a peek, which `sluicegate ask --peek` sends. Its value is ignored.
 pub const PEEK_HEADER: &str = "x-sluicegate-peek";
@@ -221,7 +221,7 @@ impl RateLimitService {
             Ok((reply, outcome)) => (Ok(Response::new(reply)), outcome),
             Err(error) => {
                 count_check_error(&self.engine, &error);
-                (Err(convert::error_status(&error)), check_outcome(&Err(error)))
+                (Err(convert::error_status(&error)), check_error_outcome(&error))
             }
         };
         RequestCompleted { protocol: Protocol::Grpc, outcome }.emit();

@@ -26,12 +26,14 @@ use tokio_stream::StreamExt as _;
 use super::check_port::CheckPort;
 use super::response::{JSON, status_response, text_response};
 use crate::body_memory::{BodyBuffer, BodyMemoryFull};
+use crate::count_check_error;
+use crate::engine::AdmissionOutcome;
 use crate::grpc::convert;
 use crate::kernel::decision::Verdict;
 use crate::kernel::units::Nanos;
+use crate::permits::{Holder, Permits, outcome_of_result};
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
-use crate::{check_outcome, count_check_error};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
@@ -67,17 +69,20 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
         }
     };
     let received_at = port.engine.clock().now();
-    let result = match convert::to_check(&request, &port.reporting) {
-        Ok(check) => port.engine.decide(&check).await,
-        Err(error) => Err(error),
-    };
-    let outcome = check_outcome(&result);
+    let permits = Permits::new(&port.engine, &port.reporting, Protocol::Json);
+    let result = permits.acquire(&request, Holder::Nobody, None).await;
+    let outcome = outcome_of_result(&result);
     let reply = match result {
-        Ok(decision) => decision_response(
+        Ok(AdmissionOutcome::Decided(decision, _)) => decision_response(
             &convert::to_response(&request, &decision, &port.reporting),
             decision.verdict,
             outcome,
         ),
+        Ok(AdmissionOutcome::Rejected(rejection)) => {
+            let all: Vec<_> = (0..request.descriptors.len()).collect();
+            let reply = convert::rejection_response(&request, &all, &rejection, &port.reporting);
+            decision_response(&reply, Verdict::Deny, outcome)
+        }
         Err(error) => {
             count_check_error(&port.engine, &error);
             log_rejection(&error);

@@ -1,0 +1,110 @@
+//! A real process with budgets, and the command `sluicegate budget`.
+
+use std::fs;
+use std::process::Output;
+
+use crate::support::http1;
+use crate::support::service::{Service, TOKEN, sluicegate};
+use crate::support::waiting::for_a_day_with_a_minute_left;
+
+const LIMITS: &str = "
+domain: llm
+usage: {prices: models}
+descriptors:
+- key: org
+  budget: {amount: 1k tokens, unit: day}
+- key: customer
+  budget: {prepaid: true, of: usd}
+";
+
+const PRICES: &str = "id,input,output\n*,1000000,2000000\n";
+
+const TOP_UP: [&str; 6] =
+    ["--amount", "20 usd", "--id", "invoice-2026-11-0001", "--reason", "paid"];
+
+fn start(dir: &tempfile::TempDir) -> Service {
+    let (limits, prices) = (dir.path().join("limits"), dir.path().join("models.csv"));
+    fs::create_dir(&limits).unwrap();
+    fs::write(limits.join("llm.yaml"), LIMITS).unwrap();
+    fs::write(&prices, PRICES).unwrap();
+    let tables = format!("[{{\"name\": \"models\", \"source\": \"file://{}\"}}]", prices.display());
+    let flags = ["--tables", &tables, "--store-url", "memory"].map(str::to_owned);
+    Service::start_under(&limits, &flags, &[("SLUICEGATE_ADMIN_TOKEN", TOKEN)]).unwrap()
+}
+
+fn budget(service: &Service, arguments: &[&str]) -> Output {
+    let mut command = sluicegate();
+    command.arg("budget").args(arguments).arg("--server").arg(format!("http://{}", service.admin));
+    command.env("SLUICEGATE_ADMIN_TOKEN", TOKEN).output().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    assert!(output.status.success(), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn refused(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// Charges hits, and returns the status.
+fn charge(service: &Service, (key, value): (&str, &str), hits: u32) -> u16 {
+    let body = format!(
+        r#"{{"domain":"llm","descriptors":[{{"entries":[{{"key":"{key}","value":"{value}"}}],"hitsAddend":"{hits}"}}]}}"#
+    );
+    http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
+}
+
+#[test]
+fn budget_show_and_export_print_what_requests_cost() {
+    for_a_day_with_a_minute_left();
+    let dir = tempfile::tempdir().unwrap();
+    let service = start(&dir);
+    let unused = said(&budget(&service, &["show", "org=acme"]));
+    assert!(unused.contains("  amount              1k tokens\n"), "{unused}");
+    assert_eq!(charge(&service, ("org", "acme"), 400), 200);
+    assert_eq!(charge(&service, ("org", "acme"), 700), 200);
+    assert_eq!(charge(&service, ("org", "acme"), 1), 429);
+    let shown = said(&budget(&service, &["show", "org=acme"]));
+    assert!(shown.starts_with("llm_org_acme (llm.org)\n"), "{shown}");
+    for line in ["settled             1101 tokens", "held                0 tokens by 0 requests"] {
+        assert!(shown.contains(line), "{shown}");
+    }
+    let csv = said(&budget(&service, &["export", "org=acme", "--domain", "llm"]));
+    let lines: Vec<_> = csv.lines().collect();
+    assert_eq!(lines[0], "budget,unit,period_start,settled,requests,expired");
+    assert!(lines[1].starts_with("llm_org_acme,tokens,20"), "{csv}");
+    assert!(lines[1].ends_with("T00:00:00Z,1101,3,0"), "{csv}");
+    let json = said(&budget(&service, &["export", "org=acme", "--format", "json"]));
+    let page: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(page["budgets"][0]["periods"][0]["settled_number"], 1101);
+    let missing = refused(&budget(&service, &["show", "team=acme"]));
+    assert!(missing.contains("no budget matches"), "{missing}");
+}
+
+#[test]
+fn a_top_up_pays_for_requests_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let service = start(&dir);
+    let top_up = |more: &[&str]| budget(&service, &[&["top-up"], more, &TOP_UP].concat());
+    assert_eq!(charge(&service, ("customer", "acme"), 0), 429, "nothing is paid");
+    let added = said(&top_up(&["customer=acme"]));
+    assert!(added.starts_with("added 20 usd\n"), "{added}");
+    let again = said(&top_up(&["customer=acme"]));
+    assert!(again.contains("was made before"), "{again}");
+    assert!(again.contains("  amount              20 usd\n"), "{again}");
+    // 5,000 tokens at 0.002 usd.
+    assert_eq!(charge(&service, ("customer", "acme"), 5_000), 200);
+    let shown = said(&budget(&service, &["show", "customer=acme"]));
+    for line in
+        ["settled             10 usd", "free                10 usd", "new period          never"]
+    {
+        assert!(shown.contains(line), "{shown}");
+    }
+    let tokens = refused(&top_up(&["org=acme"]));
+    assert!(tokens.contains("no prepaid budget in `usd` matches"), "{tokens}");
+    let wrong = ["top-up", "customer=acme", "--amount", "20", "--id", "x", "--reason", "r"];
+    let wrong = refused(&budget(&service, &wrong));
+    assert!(wrong.contains("an id is 16 to 128"), "{wrong}");
+}
