@@ -6,7 +6,10 @@
 
    A message may arrive at any time, again, or never. The network therefore needs no variable. But no
    message arrives later than Late ticks after its request ended: the store has then forgotten the
-   request. A cancel is a settle of 0.
+   request.
+
+   A hold is charged once. The first settle of a request is its last word. Expiries and cancels before
+   it are provisional: a cancel may race with the request, which then runs and settles.
 
    Timers are ticks left. Expiries happen at the tick; the code applies them with its next step, with
    the same result.
@@ -54,8 +57,9 @@ RECURSIVE Sum(_, _)
 Sum(S, f) == IF S = {} THEN 0 ELSE LET x == CHOOSE x \in S : TRUE IN f[x] + Sum(S \ {x}, f)
 
 NoEntry == [state |-> "none", amount |-> 0, period |-> 0, left |-> 0]
-NoHistory == [phase |-> "new", held |-> 0, bill |-> 0, over |-> 0, took |-> <<0, 0>>, left |-> 0]
-NoReply == [held |-> 0, ended |-> FALSE, cost |-> 0]
+NoHistory == [phase |-> "new", held |-> 0, bill |-> 0, over |-> 0, took |-> <<0, 0>>, left |-> 0,
+              canceled |-> FALSE]
+NoReply == [held |-> 0, canceled |-> FALSE, ended |-> FALSE, cost |-> 0]
 
 Init ==
     /\ now = 0
@@ -71,18 +75,19 @@ Init ==
 -----------------------------------------------------------------------------
 (* The replies. *)
 
-\* A client keeps the first end that it learns.
+\* A client keeps the first settle that it learns.
 Learnt(t, l) ==
     IF t.ended THEN t
-    ELSE IF l.phase \in {"ended", "over"} THEN [t EXCEPT !.ended = TRUE, !.cost = l.bill]
-    ELSE IF l.phase = "open" THEN [t EXCEPT !.held = l.held]
+    ELSE IF l.phase \in {"ended", "over"} THEN [NoReply EXCEPT !.ended = TRUE, !.cost = l.bill]
+    ELSE IF l.canceled THEN [NoReply EXCEPT !.canceled = TRUE]
+    ELSE IF l.phase = "open" /\ ~t.canceled THEN [t EXCEPT !.held = l.held]
     ELSE t
 
 AllLearnt(l) == [r \in Requests |-> Learnt(told[r], l[r])]
 
 \* A step of the store. A step that changes nothing is left out.
 Step(s, l) ==
-    /\ s # store
+    /\ <<s, l>> # <<store, law>>
     /\ Failovers = 0 \/ behind < Lag
     /\ store' = s /\ law' = l
     /\ behind' = (IF Failovers = 0 THEN 0 ELSE behind + 1)
@@ -143,37 +148,62 @@ Renew(r) ==
             [law EXCEPT ![r].left = TimeLimit])
 
 \* The amount that counts for an entry in the settled amount.
-Counted(e) == IF e.state = "expired" \/ (e.state = "open" /\ Flaw = "counter") THEN e.amount ELSE 0
+Counted(e) == IF e.state = "correctable" \/ (e.state = "open" /\ Flaw = "counter") THEN e.amount ELSE 0
 
-Ended(b, r, c) ==
+\* Ends a hold with the charge c. Only a settle is final.
+Ended(b, r, c, settles) ==
     LET e == store[b].book[r]
         p == IF e.state = "none" \/ Flaw = "period" THEN Period(b) ELSE e.period
+        s == IF settles \/ Flaw = "final" THEN "final" ELSE "correctable"
     IN
     IF e.state = "final"
     THEN [store[b] EXCEPT !.settled[p] = @ + IF Flaw = "twice" THEN c ELSE 0]
     ELSE [store[b] EXCEPT !.settled[p] = @ + c - Counted(e),
                           !.excess[p] = @ + Max(0, c - e.amount),
-                          !.book[r] = [state |-> "final", amount |-> c, period |-> p, left |-> TimeLimit]]
+                          !.book[r] = [state |-> s, amount |-> c, period |-> p, left |-> TimeLimit]]
 
-\* The first end counts. The second one is a late or repeated message, or another client.
-History(r, c) ==
+\* The first settle counts. The second one is a late or repeated message, or another client.
+History(r, c, settles) ==
     LET l == law[r] IN
     IF l.phase \in {"ended", "over"} THEN l
-    ELSE [l EXCEPT !.phase = "ended", !.bill = c, !.left = Late,
-                   !.over = Max(0, c - IF l.phase = "expired" THEN l.bill ELSE l.held),
+    ELSE [l EXCEPT !.phase = IF settles THEN "ended" ELSE "correctable",
+                   !.held = 0, !.bill = c, !.left = Late, !.canceled = @ \/ ~settles,
+                   !.over = Max(0, c - IF l.phase = "correctable" THEN l.bill ELSE l.held),
                    !.took = IF l.phase = "new" THEN <<Period(1), Period(2)>> ELSE @]
 
-Settle(r, c) ==
-    /\ Comes(r)
-    /\ Strangers \/ law[r].phase # "new" \/ told[r].held # 0
-    /\ Step([b \in Budgets |-> Ended(b, r, c)], [law EXCEPT ![r] = History(r, c)])
+\* A request without a hold ends only if strangers may.
+MayEnd(r) == Comes(r) /\ (Strangers \/ law[r].phase # "new" \/ told[r] # NoReply)
+
+End(r, c, settles) ==
+    Step([b \in Budgets |-> Ended(b, r, c, settles)], [law EXCEPT ![r] = History(r, c, settles)])
+
+Settle(r, c) == MayEnd(r) /\ End(r, c, TRUE)
+
+Cancel(r) == MayEnd(r) /\ End(r, 0, FALSE)
+
+\* The cost is unknown: an open hold settles with its own amount. After an expiry or a cancel, nothing
+\* changes. An unknown id becomes known without a charge, and a later settle still charges.
+EndedHeld(b, r) ==
+    LET e == store[b].book[r] IN
+    CASE e.state = "open" -> Ended(b, r, e.amount, TRUE)
+      [] e.state = "none" -> Ended(b, r, 0, FALSE)
+      [] OTHER -> IF Flaw = "held_final" THEN [store[b] EXCEPT !.book[r].state = "final"] ELSE store[b]
+
+HistoryHeld(r) ==
+    CASE law[r].phase = "open" -> History(r, law[r].held, TRUE)
+      [] law[r].phase = "new" -> History(r, 0, FALSE)
+      [] OTHER -> law[r]
+
+SettleHeld(r) ==
+    /\ MayEnd(r)
+    /\ Step([b \in Budgets |-> EndedHeld(b, r)], [law EXCEPT ![r] = HistoryHeld(r)])
 
 -----------------------------------------------------------------------------
 
 Older(e) ==
     IF 1 < e.left THEN [e EXCEPT !.left = @ - 1]
     ELSE IF e.state = "open" /\ Flaw # "forgets"
-    THEN [e EXCEPT !.state = "expired", !.left = TimeLimit, !.amount = IF Charges THEN @ ELSE 0]
+    THEN [e EXCEPT !.state = "correctable", !.left = TimeLimit, !.amount = IF Charges THEN @ ELSE 0]
     ELSE NoEntry
 
 \* The holds of a period that expire now. Those of the design "counter" are settled already.
@@ -191,7 +221,8 @@ OlderHistory(l) ==
     IF l.phase = "new" THEN l
     ELSE IF 1 < l.left THEN [l EXCEPT !.left = @ - 1]
     ELSE IF l.phase = "open"
-    THEN [l EXCEPT !.phase = "expired", !.left = Late, !.bill = IF Charges THEN l.held ELSE 0]
+    THEN [l EXCEPT !.phase = "correctable", !.left = Late, !.held = 0,
+                   !.bill = IF Charges THEN l.held ELSE 0]
     ELSE [l EXCEPT !.phase = "over", !.left = 0]
 
 AgedHistory(all) == [r \in Requests |-> OlderHistory(all[r])]
@@ -208,7 +239,7 @@ Next ==
     \/ Copy
     \/ FailOver
     \/ \E r \in Requests :
-        \/ Renew(r) \/ ReplyEarly(r)
+        \/ Renew(r) \/ Cancel(r) \/ SettleHeld(r) \/ ReplyEarly(r)
         \/ \E a \in Estimates : Reserve(r, a)
         \/ \E c \in Costs : Settle(r, c)
 
@@ -219,7 +250,7 @@ Spec == Init /\ [][Next]_vars
 Took(b, p) == {r \in Requests : law[r].phase # "new" /\ law[r].took[b] = p}
 
 \* The usage of each period is the sum of what its requests settled, or what their expiry charged. So
-\* each hold ends once, in its period, and a settle after the expiry corrects the charge.
+\* each hold is charged once, in its period: by the first settle, also after an expiry or a cancel.
 Bills == \A b \in Budgets : \A p \in Periods(b) :
     store[b].settled[p] = Sum(Took(b, p), [r \in Requests |-> law[r].bill])
 
@@ -231,9 +262,11 @@ Exported == \A b \in Budgets : \A p \in Periods(b) : store[b].excess[p] = Over(b
 Theorem == \A b \in Budgets : \A p \in Periods(b) :
     store[b].settled[p] + HeldIn(store, b, p) <= Amount[b] + Over(b, p)
 
-\* If no request costs more than it holds, they never exceed the amount.
+\* If no request costs more than it holds, they exceed the amount at most by the cost of requests that
+\* were canceled and still settled: a cancel frees the amount for other requests.
+Revived(b, p) == Sum(Took(b, p), [r \in Requests |-> IF law[r].canceled THEN law[r].bill ELSE 0])
 Exact == \A b \in Budgets : \A p \in Periods(b) :
-    store[b].settled[p] + HeldIn(store, b, p) <= Amount[b]
+    store[b].settled[p] + HeldIn(store, b, p) <= Amount[b] + Revived(b, p)
 
 \* A request holds its amount in all budgets or in none.
 AllOrNone == \A r \in Requests : \A b \in Budgets :
@@ -244,6 +277,7 @@ AllOrNone == \A r \in Requests : \A b \in Budgets :
 
 \* What a client knows is true, also after a failover.
 Lost(r) == \/ told[r].ended /\ ~(law[r].phase \in {"ended", "over"} /\ law[r].bill = told[r].cost)
+           \/ told[r].canceled /\ ~law[r].canceled
            \/ 0 < told[r].held /\ law[r].phase = "new"
 Kept == \A r \in Requests : ~Lost(r)
 

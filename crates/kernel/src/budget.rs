@@ -41,8 +41,9 @@
 //! Guarantees:
 //! - Of budgets that enforce, settled and held amounts together exceed the amount by at most the
 //!   excess: what requests cost more than they held.
-//! - A hold ends once: settled, canceled or expired. A repeated reserve, settle or cancel changes nothing.
-//! - A settle within `time_limit` after an expiry or a cancel corrects its charge.
+//! - A hold is charged once: the first settle is final. A repeated reserve or settle changes nothing.
+//! - A settle within `time_limit` after an expiry or a cancel corrects its charge. A repeated cancel
+//!   only extends this time.
 //! - A denied reserve changes no budget.
 //! - A hold settles in the period that took it, also after that period.
 //! - The settled amounts of the last [`KEPT_PERIODS`] periods are kept.

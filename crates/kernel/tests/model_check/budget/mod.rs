@@ -21,7 +21,7 @@ fn two_requests() -> BudgetModel {
         rules: Rules { time_limit: 2, late: 2, charges_expiry: true },
         estimates: &[1, 2],
         costs: &[1, 3],
-        horizon: 5,
+        horizon: 4,
         strangers: true,
         failovers: 0,
         lag: 0,
@@ -58,7 +58,7 @@ fn assert_violates(model: BudgetModel, property: &'static str) {
 }
 
 /// Events that must occur between two requests.
-const BETWEEN_TWO: [Happens; 11] = [
+const BETWEEN_TWO: [Happens; 15] = [
     Happens::Held,
     Happens::DeniedByFirst,
     Happens::DeniedBySecond,
@@ -66,57 +66,63 @@ const BETWEEN_TWO: [Happens; 11] = [
     Happens::ReserveAfterEnd,
     Happens::Settled,
     Happens::SettledInLaterPeriod,
-    Happens::SettledAfterExpiry,
+    Happens::CorrectedAfterExpiry,
+    Happens::SettledAfterCancel,
     Happens::SettledWithoutHold,
+    Happens::HeldSettled,
+    Happens::Canceled,
+    Happens::UnknownMadeKnown,
     Happens::EndRepeated,
     Happens::Renewed,
 ];
 
 /// Events that must occur between three requests with a hold.
-const IN_FLIGHT: [Happens; 5] = [
+const IN_FLIGHT: [Happens; 6] = [
     Happens::Held,
     Happens::DeniedByFirst,
     Happens::DeniedBySecond,
     Happens::Settled,
     Happens::SettledInLaterPeriod,
+    Happens::SettledAfterCancel,
 ];
 
 #[test]
 fn two_budgets_match_the_history_of_two_requests() {
-    explore(two_requests(), 47_251, &BETWEEN_TWO);
+    explore(two_requests(), 27_014, &BETWEEN_TWO);
 }
 
 #[test]
 fn request_of_one_budget_leaves_the_other_unchanged() {
     let model = BudgetModel { requests: &[0, 1], strangers: false, ..two_requests() };
-    explore(model, 60_693, &[Happens::DeniedBySecond, Happens::SettledInLaterPeriod]);
+    explore(model, 32_239, &[Happens::DeniedBySecond, Happens::SettledInLaterPeriod]);
 }
 
 #[test]
 fn expiries_without_a_charge_match_the_history() {
     let rules = Rules { charges_expiry: false, ..two_requests().rules };
-    explore(BudgetModel { rules, ..two_requests() }, 47_187, &BETWEEN_TWO);
+    explore(BudgetModel { rules, ..two_requests() }, 25_122, &BETWEEN_TWO);
 }
 
 #[test]
 fn three_requests_that_cost_their_holds_keep_the_amount() {
-    let exact = BudgetModel { estimates: &[2], costs: &[1, 2], strangers: false, ..two_requests() };
+    let exact = BudgetModel { estimates: &[2], costs: &[1], strangers: false, ..two_requests() };
     explore(
         BudgetModel { requests: &[0, 0, 0], amounts: [4, 5], horizon: 3, ..exact },
-        32_491,
+        73_326,
         &IN_FLIGHT,
     );
 }
 
 #[test]
 fn failover_of_a_store_that_waits_loses_no_known_step() {
-    explore(failing_over(), 77_636, &[Happens::LostUnacknowledged]);
+    explore(failing_over(), 104_678, &[Happens::LostUnacknowledged]);
 }
 
 #[test]
 fn lost_steps_bound_the_overspend_of_a_store_without_wait() {
-    let model = BudgetModel { waits: false, estimates: &[2], ..failing_over() };
-    explore(model, 26_392, &[Happens::LostAcknowledged]);
+    let rules = Rules { time_limit: 1, late: 1, ..two_requests().rules };
+    let model = BudgetModel { waits: false, estimates: &[2], rules, ..failing_over() };
+    explore(model, 36_551, &[Happens::LostAcknowledged]);
 }
 
 #[test]
@@ -127,6 +133,7 @@ fn model_finds_a_violation_in_each_flawed_budget() {
         (BudgetFlaw::SettleNotIdempotent, sum),
         (BudgetFlaw::ExpiryForgets, sum),
         (BudgetFlaw::SettleInCurrentPeriod, sum),
+        (BudgetFlaw::CancelIsFinal, sum),
         (BudgetFlaw::FirstBudgetKeepsDeniedHold, held),
         (BudgetFlaw::HeldNotChecked, "the excess bounds each period"),
     ];

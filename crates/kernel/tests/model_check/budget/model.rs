@@ -16,7 +16,7 @@ use sluicegate_kernel::rate::fixed_window::Windows;
 use sluicegate_kernel::units::Nanos;
 use stateright::{Model, Property};
 
-pub use law::{History, Phase, Rules, Told};
+pub use law::{Charge, History, Phase, Rules, Told};
 
 const TICK: Nanos = Nanos::SECOND;
 
@@ -33,6 +33,8 @@ pub enum BudgetFlaw {
     FirstBudgetKeepsDeniedHold,
     SettleInCurrentPeriod,
     HeldNotChecked,
+    /// A cancel loses the settle of a request that runs.
+    CancelIsFinal,
     /// A repeated message is answered before the copy of the store has its step.
     EarlyReply,
 }
@@ -72,12 +74,16 @@ pub enum Happens {
     ReserveAfterEnd = 16,
     Settled = 32,
     SettledInLaterPeriod = 64,
-    SettledAfterExpiry = 128,
+    CorrectedAfterExpiry = 128,
     SettledWithoutHold = 256,
     EndRepeated = 512,
     Renewed = 1_024,
     LostUnacknowledged = 2_048,
     LostAcknowledged = 4_096,
+    Canceled = 8_192,
+    SettledAfterCancel = 16_384,
+    HeldSettled = 32_768,
+    UnknownMadeKnown = 65_536,
 }
 
 /// The budgets of a store, and the history that led to them.
@@ -114,8 +120,7 @@ pub enum Action {
     Tick,
     Reserve(usize, u64),
     Renew(usize),
-    Settle(usize, u64),
-    Cancel(usize),
+    End(usize, Charge),
     Copy,
     FailOver,
     ReplyEarly(usize),
@@ -189,9 +194,10 @@ impl Model for BudgetModel {
             }
             actions.extend(self.estimates.iter().map(|amount| Action::Reserve(at, *amount)));
             actions.push(Action::Renew(at));
-            if self.strangers || law.phase != Phase::New || state.told[at].held != 0 {
-                actions.extend(self.costs.iter().map(|cost| Action::Settle(at, *cost)));
-                actions.push(Action::Cancel(at));
+            if self.strangers || law.phase != Phase::New || state.told[at] != Told::default() {
+                let settles = self.costs.iter().map(|cost| Charge::Actual(*cost));
+                let charges = settles.chain([Charge::Held, Charge::Nothing]);
+                actions.extend(charges.map(|charge| Action::End(at, charge)));
             }
             if self.flaw == BudgetFlaw::EarlyReply {
                 actions.push(Action::ReplyEarly(at));
@@ -205,8 +211,7 @@ impl Model for BudgetModel {
             Action::Tick => self.tick(&mut state),
             Action::Reserve(at, amount) => self.reserve(&mut state, at, amount),
             Action::Renew(at) => self.renew(&mut state, at),
-            Action::Settle(at, cost) => self.end(&mut state, at, Some(cost)),
-            Action::Cancel(at) => self.end(&mut state, at, None),
+            Action::End(at, charge) => self.end(&mut state, at, charge),
             Action::Copy => self.copy(&mut state),
             Action::FailOver => self.fail_over(&mut state),
             Action::ReplyEarly(at) => state.told[at].learn(&last.store.law[at]),
@@ -293,23 +298,24 @@ impl BudgetModel {
     }
 
     fn is_within_excess(&self, state: &BudgetModelState) -> bool {
-        self.is_within(state, |usage| usage.excess.0)
+        self.is_within(state, |law| law.over)
     }
 
     fn is_exact_at(&self, state: &BudgetModelState) -> bool {
-        self.is_within(state, |_| 0)
+        self.is_within(state, History::revived)
     }
 
-    /// True if settled and held amounts exceed the amount of no period by more than `extra`.
-    fn is_within(&self, state: &BudgetModelState, extra: impl Fn(&PeriodUsage) -> u64) -> bool {
+    /// True if settled and held amounts exceed the amount of no period by more than the `extra` of its
+    /// requests.
+    fn is_within(&self, state: &BudgetModelState, extra: impl Fn(&History) -> u64) -> bool {
         let budgets = self.current(state);
         [0, 1].into_iter().all(|index| {
             (0..=self.periods_at(state.tick)[index]).all(|period| {
                 let start = self.start_of(index, period);
                 let used = budgets[index].periods().iter().find(|usage| usage.start == start);
-                let usage = used.copied().unwrap_or_default();
-                let held = state.held(index, period);
-                usage.settled.0 + held <= self.amounts[index] + extra(&usage)
+                let settled = used.map_or(0, |usage| usage.settled.0);
+                let extra: u64 = state.of_period(index, period).map(&extra).sum();
+                settled + state.held(index, period) <= self.amounts[index] + extra
             })
         })
     }

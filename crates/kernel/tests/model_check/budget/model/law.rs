@@ -6,8 +6,9 @@ pub enum Phase {
     #[default]
     New,
     Open,
-    Expired,
-    Ended,
+    /// Expired or canceled. A settle still corrects the charge.
+    Correctable,
+    Settled,
     /// Its messages have arrived or are lost.
     Over,
 }
@@ -18,6 +19,7 @@ pub struct History {
     pub phase: Phase,
     /// The first budget that the request meets. It also meets all later ones.
     pub first: usize,
+    /// The amount of the open hold; 0 after it, so that equal states have one form.
     pub held: u64,
     /// What the request is charged.
     pub bill: u64,
@@ -26,9 +28,20 @@ pub struct History {
     /// The period of each budget.
     pub took: [u64; 2],
     pub had_expired: bool,
+    /// True after an end without a charge: a cancel, or an unknown cost without a hold.
+    pub was_canceled: bool,
     pub was_settled: bool,
     /// Ticks until the hold expires, or until no message of the request arrives.
     left: u64,
+}
+
+/// The charge with which a request ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Charge {
+    Actual(u64),
+    /// The held amount, because the cost is unknown.
+    Held,
+    Nothing,
 }
 
 /// The rules of all requests, in ticks.
@@ -61,37 +74,59 @@ impl History {
         match self.phase {
             Phase::New => 0,
             Phase::Open => self.held,
-            Phase::Expired | Phase::Ended | Phase::Over => self.bill,
+            Phase::Correctable | Phase::Settled | Phase::Over => self.bill,
         }
     }
 
-    /// Only the first end counts. `None` is a cancel.
-    pub fn end(&mut self, actual: Option<u64>, periods: [u64; 2], rules: Rules) {
-        if self.has_ended() {
+    /// The first settle is the last word. An expiry or a cancel before it is provisional.
+    pub fn end(&mut self, charge: Charge, periods: [u64; 2], rules: Rules) {
+        if !self.changes_with(charge) {
             return;
         }
         if self.phase == Phase::New {
             self.took = periods;
         }
-        let bill = actual.unwrap_or_default();
+        let settled = match charge {
+            Charge::Actual(cost) => Some(cost),
+            Charge::Held if self.phase == Phase::Open => Some(self.held),
+            Charge::Held | Charge::Nothing => None,
+        };
+        let bill = settled.unwrap_or_default();
         self.over = bill.saturating_sub(self.counted());
-        (self.phase, self.bill, self.left) = (Phase::Ended, bill, rules.late);
-        self.was_settled = actual.is_some();
+        self.phase = if settled.is_some() { Phase::Settled } else { Phase::Correctable };
+        (self.held, self.bill, self.left) = (0, bill, rules.late);
+        self.was_canceled |= settled.is_none();
+        self.was_settled = settled.is_some();
+    }
+
+    /// Returns `false` for an end that the request ignores.
+    pub fn changes_with(&self, charge: Charge) -> bool {
+        match self.phase {
+            Phase::New | Phase::Open => true,
+            Phase::Correctable => charge != Charge::Held,
+            Phase::Settled | Phase::Over => false,
+        }
     }
 
     pub fn has_ended(&self) -> bool {
-        matches!(self.phase, Phase::Ended | Phase::Over)
+        matches!(self.phase, Phase::Settled | Phase::Over)
+    }
+
+    /// The cost of a request that settled after a cancel, which had freed its amount for others.
+    pub fn revived(&self) -> u64 {
+        if self.was_canceled { self.bill } else { 0 }
     }
 
     pub fn tick(&mut self, rules: Rules) {
         self.left = self.left.saturating_sub(1);
         match self.phase {
             Phase::Open if self.left == 0 => {
-                (self.phase, self.left, self.had_expired) = (Phase::Expired, rules.late, true);
-                self.bill = if rules.charges_expiry { self.held } else { 0 };
+                (self.phase, self.left, self.had_expired) = (Phase::Correctable, rules.late, true);
+                let held = std::mem::take(&mut self.held);
+                self.bill = if rules.charges_expiry { held } else { 0 };
             }
-            Phase::Expired | Phase::Ended if self.left == 0 => self.phase = Phase::Over,
-            Phase::New | Phase::Open | Phase::Expired | Phase::Ended | Phase::Over => {}
+            Phase::Correctable | Phase::Settled if self.left == 0 => self.phase = Phase::Over,
+            Phase::New | Phase::Open | Phase::Correctable | Phase::Settled | Phase::Over => {}
         }
     }
 }
@@ -100,16 +135,19 @@ impl History {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Told {
     pub held: u64,
+    pub is_canceled: bool,
     pub cost: Option<u64>,
 }
 
 impl Told {
-    /// A client keeps the first end that it learns.
+    /// A client keeps the first settle that it learns.
     pub fn learn(&mut self, law: &History) {
         if self.cost.is_some() {
         } else if law.has_ended() {
-            self.cost = Some(law.bill);
-        } else if law.phase == Phase::Open {
+            *self = Self { cost: Some(law.bill), ..Self::default() };
+        } else if law.was_canceled {
+            *self = Self { is_canceled: true, ..Self::default() };
+        } else if law.phase == Phase::Open && !self.is_canceled {
             self.held = law.held;
         }
     }
@@ -123,6 +161,7 @@ impl Told {
     pub fn has_lost(&self, law: &History) -> bool {
         match self.cost {
             Some(cost) => !law.has_ended() || law.bill != cost,
+            None if self.is_canceled => !law.was_canceled,
             None => 0 < self.held && law.phase == Phase::New,
         }
     }

@@ -5,7 +5,7 @@ use sluicegate_kernel::budget::{
 };
 use sluicegate_kernel::units::Nanos;
 
-use super::{Action, BudgetFlaw, BudgetModel, BudgetModelState, Happens, Phase};
+use super::{Action, BudgetFlaw, BudgetModel, BudgetModelState, Charge, Happens, History, Phase};
 
 const fn id_of(at: usize) -> HoldId {
     HoldId(7, at as u64)
@@ -32,6 +32,31 @@ fn agrees(reserved: Reserved, amount: u64, free: &[u64]) -> bool {
     }
 }
 
+/// The reply to an end by the law.
+fn expected_end(law: &History, charge: Charge) -> Ended {
+    match law.phase {
+        _ if !law.changes_with(charge) => Ended::Before,
+        Phase::New => Ended::Unknown,
+        Phase::Open => Ended::Now,
+        Phase::Correctable | Phase::Settled | Phase::Over => Ended::Corrected,
+    }
+}
+
+/// Ends a hold with the held amount or with nothing.
+fn end_without_cost(
+    budget: &mut Budget,
+    terms: &BudgetTerms,
+    id: HoldId,
+    charge: Charge,
+    now: Nanos,
+) -> EndedHold {
+    if charge == Charge::Held {
+        budget.settle_held(terms, id, now)
+    } else {
+        budget.cancel(terms, id, now)
+    }
+}
+
 impl BudgetModel {
     pub(super) fn tick(&self, state: &mut BudgetModelState) {
         state.tick += 1;
@@ -51,7 +76,7 @@ impl BudgetModel {
         state.replies_agree &= match law.phase {
             Phase::New => agrees(reserved, amount, &free[first..]),
             Phase::Open => reserved == Reserved::Repeated,
-            Phase::Expired | Phase::Ended | Phase::Over => reserved == Reserved::Ended,
+            Phase::Correctable | Phase::Settled | Phase::Over => reserved == Reserved::Ended,
         };
         if reserved == Reserved::Held {
             law.reserve(amount, periods, self.rules);
@@ -121,31 +146,32 @@ impl BudgetModel {
         state.store.law[at].renew(self.rules);
     }
 
-    /// Settles or cancels a hold. `None` is a cancel.
-    pub(super) fn end(&self, state: &mut BudgetModelState, at: usize, actual: Option<u64>) {
+    /// Ends a request in all its budgets.
+    pub(super) fn end(&self, state: &mut BudgetModelState, at: usize, charge: Charge) {
         let periods = self.periods_at(state.tick);
         let law = state.store.law[at];
-        let ended = match law.phase {
-            Phase::New => Ended::Unknown,
-            Phase::Open => Ended::Now,
-            Phase::Expired => Ended::Corrected,
-            Phase::Ended | Phase::Over => Ended::Before,
-        };
+        let ended = expected_end(&law, charge);
         let expected = EndedHold { ended, counted: Amount(law.counted()) };
         for (index, period) in periods.into_iter().enumerate().skip(law.first) {
             let is_late = law.phase == Phase::Open && law.took[index] != period;
-            let found = self.end_one(state, (at, index), actual, is_late);
+            let found = self.end_one(state, (at, index), charge, is_late);
             state.replies_agree &= found == expected;
-            if is_late && actual.is_some() {
+            if is_late && charge != Charge::Nothing {
                 self.record(Happens::SettledInLaterPeriod);
             }
         }
-        state.store.law[at].end(actual, periods, self.rules);
-        self.record(match ended {
-            Ended::Now => Happens::Settled,
-            Ended::Corrected => Happens::SettledAfterExpiry,
-            Ended::Unknown => Happens::SettledWithoutHold,
-            Ended::Before => Happens::EndRepeated,
+        state.store.law[at].end(charge, periods, self.rules);
+        self.record(match (ended, charge) {
+            (Ended::Now, Charge::Nothing) => Happens::Canceled,
+            (Ended::Now, Charge::Held) => Happens::HeldSettled,
+            (Ended::Now, Charge::Actual(_)) => Happens::Settled,
+            (Ended::Corrected, Charge::Actual(_)) if law.was_canceled => {
+                Happens::SettledAfterCancel
+            }
+            (Ended::Corrected, _) => Happens::CorrectedAfterExpiry,
+            (Ended::Unknown, Charge::Actual(_)) => Happens::SettledWithoutHold,
+            (Ended::Unknown, _) => Happens::UnknownMadeKnown,
+            (Ended::Before, _) => Happens::EndRepeated,
         });
     }
 
@@ -154,19 +180,25 @@ impl BudgetModel {
         &self,
         state: &mut BudgetModelState,
         (at, index): (usize, usize),
-        actual: Option<u64>,
+        charge: Charge,
         is_late: bool,
     ) -> EndedHold {
         let (now, terms, id) = (state.now(), self.terms(index), id_of(at));
+        let law = &state.store.law[at];
         let budget = &mut state.store.budgets[index];
-        let Some(cost) = actual.map(Amount) else { return budget.cancel(&terms, id, now) };
+        let Charge::Actual(cost) = charge else {
+            return end_without_cost(budget, &terms, id, charge, now);
+        };
+        if self.flaw == BudgetFlaw::CancelIsFinal && law.was_canceled {
+            return EndedHold { ended: Ended::Before, counted: Amount(law.bill) };
+        }
         if self.flaw == BudgetFlaw::SettleInCurrentPeriod && is_late {
-            budget.charge(&terms, cost, now);
+            budget.charge(&terms, Amount(cost), now);
             return budget.cancel(&terms, id, now);
         }
-        let ended = budget.settle(&terms, id, cost, now);
+        let ended = budget.settle(&terms, id, Amount(cost), now);
         if self.flaw == BudgetFlaw::SettleNotIdempotent && ended.ended == Ended::Before {
-            budget.charge(&terms, cost, now);
+            budget.charge(&terms, Amount(cost), now);
         }
         ended
     }
