@@ -5,10 +5,12 @@
 //! | fault | failed test |
 //! |---|---|
 //! | a denial by a rate limit keeps the holds | `a_rate_limit_that_denies_cancels_the_holds` |
+//! | a call is sent again if its reply is late | `a_store_that_replies_later_gets_each_call_once` |
 //! | only the last rule of a descriptor counts | `a_descriptor_reserves_in_the_budgets_of_all_its_entries` |
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use sluicegate::clock::Clock;
 use sluicegate::config::prices::TokenCounts;
 use sluicegate::config::tables::{Loading, RawRow, Table, TableSpec};
@@ -16,9 +18,16 @@ use sluicegate::engine::budgets::{BudgetStatus, BudgetUse, RequestUsage, Reserve
 use sluicegate::engine::{
     AdmissionOutcome, CheckError, DecisionPolicy, Engine, PermitLifetime, Rejection, RequestStart,
 };
+use sluicegate::kernel::budget::{Amount, Ended};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
 use sluicegate::kernel::units::{Hits, Nanos};
+use sluicegate::store::budgets::{BudgetCall, BudgetReply};
+use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
+use sluicegate::store::{
+    AuditStore, BudgetStore, Charges, CounterStore, FleetStore, Outcomes, Store, StoreFailure,
+    StoreReply,
+};
 
 use crate::support::engine::{advance_clock, block_on, publish};
 
@@ -30,10 +39,53 @@ const TOKENS: &str = "\
 - {key: path, rate_limit: {unit: hour, requests_per_unit: 1}}
 ";
 
+/// A store that applies a call at once, and replies later, as the file store does.
+#[derive(Debug)]
+struct Late(MemoryStore);
+
+impl CounterStore for Late {
+    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+        self.0.charge(now, charges)
+    }
+
+    fn exchange_lease_message<'a>(
+        &'a self,
+        now: Nanos,
+        message: &'a LeaseMessage,
+    ) -> StoreReply<'a, LeaseOutcome> {
+        self.0.exchange_lease_message(now, message)
+    }
+}
+
+impl FleetStore for Late {}
+
+impl AuditStore for Late {}
+
+impl BudgetStore for Late {
+    fn call_budgets<'a>(
+        &'a self,
+        now: Nanos,
+        call: &'a BudgetCall,
+    ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        let StoreReply::Ready(reply) = self.0.call_budgets(now, call) else { panic!("not ready") };
+        StoreReply::Pending(Box::pin(async {
+            tokio::task::yield_now().await;
+            reply
+        }))
+    }
+}
+
+fn memory() -> MemoryStore {
+    MemoryStore::new(1_000, WhenFull::Deny, [0; 16])
+}
+
 fn engine_at(usage: &str, descriptors: &str, is_shadow: bool) -> Engine {
-    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
+    engine_with(Arc::new(memory()), usage, descriptors, is_shadow)
+}
+
+fn engine_with(store: Arc<dyn Store>, usage: &str, descriptors: &str, is_shadow: bool) -> Engine {
     let policy = DecisionPolicy { is_shadow, ..DecisionPolicy::default() };
-    let engine = Engine::new(Clock::manual(Nanos::from_secs(36_000)), memory, policy);
+    let engine = Engine::new(Clock::manual(Nanos::from_secs(36_000)), store, policy);
     publish(&engine, &format!("usage: {{{usage}}}\n"), descriptors);
     engine
 }
@@ -118,6 +170,28 @@ fn a_descriptor_reserves_in_the_budgets_of_all_its_entries() {
     assert!(is_allowed(&reserve(&engine, &team, "request-5", 1_000).unwrap()));
     let denied = rejection(reserve(&engine, &team, "request-6", 1_001));
     assert_eq!(denied.reason, Reason::LargerThanBudget);
+}
+
+#[tokio::test]
+async fn a_store_that_replies_later_gets_each_call_once() {
+    let engine = engine_with(Arc::new(Late(memory())), "estimate: max_tokens", TOKENS, false);
+    let (check, covered) = (acme(), &check_of(Vec::new()));
+    let reserve = Reserve { id: "request-1", descriptor: 0, covered: &check, tokens: Some(100) };
+    let start = RequestStart { covered, budgets: BudgetUse::Reserve(reserve) };
+    let lifetime = PermitLifetime::UntilReleased;
+    let admitted = engine.admit_request(start, &check, None, lifetime).await.unwrap();
+    assert!(is_allowed(&admitted));
+    // A dropped reserve leaves no hold: it ends in the background.
+    let dropped = Reserve { id: "request-2", ..reserve };
+    let start = RequestStart { covered, budgets: BudgetUse::Reserve(dropped) };
+    assert!(engine.admit_request(start, &check, None, lifetime).now_or_never().is_none());
+    for _ in 0..10 {
+        tokio::task::yield_now().await;
+    }
+    let settled = engine.settle(&check, "request-1", used(70), None).await.unwrap();
+    assert_eq!(settled[0].ended.unwrap().ended, Ended::Now);
+    let read = engine.read_budgets(&check, None).await.unwrap();
+    assert_eq!((read[0].view.usage.settled, read[0].view.held), (Amount(70), Amount(0)));
 }
 
 #[test]

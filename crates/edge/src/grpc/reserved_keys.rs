@@ -41,7 +41,7 @@ pub struct RequestStart {
     pub permits: Vec<usize>,
     /// The indexes of the descriptors whose budgets are reserved, ascending.
     pub budgets: Vec<usize>,
-    /// The largest `hits_addend` of the latter, if one has it: the tokens that the request may use.
+    /// The largest `hits_addend` of the latter, if it is above 1: the tokens that the request may use.
     pub tokens: Option<u64>,
 }
 
@@ -95,7 +95,9 @@ fn take_start(
     pop_entries(request, reserved.iter());
     let of_key = |key| reserved.iter().filter(move |entry| entry.key == key);
     let indexes = |key| of_key(key).map(|entry| entry.descriptor).collect();
+    // Envoy sends 1 for a missing number.
     let tokens = of_key(ReservedKey::Reserve).filter_map(|entry| entry.hits).max();
+    let tokens = tokens.filter(|tokens| 1 < *tokens);
     let (permits, budgets) = (indexes(ReservedKey::Acquire), indexes(ReservedKey::Reserve));
     Ok(RequestStart { id, permits, budgets, tokens })
 }

@@ -105,22 +105,31 @@ impl RateLimitService {
         self.finish(Err(error), (self.engine.clock().now(), Nanos(0)))
     }
 
-    /// Decides a check of rate limits only.
+    /// Decides a check without reserved keys.
     async fn check(&self, request: &RateLimitRequest, timeout: Option<Nanos>) -> RlsReply {
-        let check = self.to_check(request)?;
-        if self.engine.has_budgets() {
-            let permits = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
-            let admitted = permits.acquire(request, Holder::Nobody, timeout);
-            let admitted = Box::pin(admitted).await?;
-            let covered: Vec<_> = (0..request.descriptors.len()).collect();
-            return Ok(self.admission_reply(request, &covered, &admitted));
-        }
-        let decision = self.engine.decide_within(&check, timeout).await?;
-        let reply = self.to_reply(request, &decision);
+        let reply = if self.engine.has_budgets() {
+            Box::pin(self.check_and_charge(request, timeout)).await?
+        } else {
+            let check = self.to_check(request)?;
+            let decision = self.engine.decide_within(&check, timeout).await?;
+            self.to_reply(request, &decision)
+        };
         if let Some(mirror) = &self.mirror {
             mirror.offer(request, &reply.0);
         }
         Ok(reply)
+    }
+
+    /// Decides a check, and charges its hits to its budgets.
+    async fn check_and_charge(
+        &self,
+        request: &RateLimitRequest,
+        timeout: Option<Nanos>,
+    ) -> RlsReply {
+        let permits = Permits::new(&self.engine, &self.reporting, Protocol::Grpc);
+        let admitted = permits.acquire(request, Holder::Nobody, timeout).await?;
+        let covered: Vec<_> = (0..request.descriptors.len()).collect();
+        Ok(self.admission_reply(request, &covered, &admitted))
     }
 
     /// Decides a check as if each descriptor had one hit, and charges nothing.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::clock::Clock;
+use crate::store::Store;
 use crate::store::budgets::{BudgetAction, BudgetCall};
-use crate::store::{Store, StoreReply};
 
 /// The holds of a request. Dropping them cancels them, unless they are kept.
 #[derive(Debug)]
@@ -33,7 +33,8 @@ impl Drop for HeldBudgets {
     fn drop(&mut self) {
         let Some(cancel) = self.cancel.take() else { return };
         let now = self.clock.now();
-        if let StoreReply::Ready(_) = self.store.call_budgets(now, &cancel) {
+        if self.store.is_synchronous() {
+            drop(self.store.call_budgets(now, &cancel));
             return;
         }
         let store = Arc::clone(&self.store);

@@ -13,8 +13,8 @@ use crate::config::budget::BudgetWindow;
 use crate::kernel::budget::{Amount, BudgetView, Ended, EndedHold, HoldId, Reserved};
 use crate::kernel::decision::RuleVerdict;
 use crate::kernel::units::Nanos;
+use crate::store::StoreFailure;
 use crate::store::budgets::{BudgetAction, BudgetCall, BudgetOutcome, BudgetPart, BudgetReply};
-use crate::store::{StoreFailure, StoreReply};
 use crate::telemetry::event::{BudgetEvent, Event as _};
 use crate::{CheckError, Engine};
 
@@ -90,7 +90,8 @@ impl Engine {
             let held = is_held.then(|| HeldBudgets::new(store, clock, call));
             (reply, held)
         };
-        if let StoreReply::Ready(reply) = self.store.call_budgets(now, &call) {
+        if store.is_synchronous() {
+            let reply = self.store.call_budgets(now, &call).wait().await;
             return reply.map(|reply| with_holds(store, &call, reply));
         }
         let (answer, answered) = oneshot::channel();

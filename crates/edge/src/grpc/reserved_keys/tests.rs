@@ -134,6 +134,10 @@ fn a_request_acquires_and_reserves_with_one_id() {
     let start = RequestStart { id, permits, budgets, tokens };
     assert_eq!(take_reserved(&mut asked), Ok(ReservedCall::Start(start)));
     assert_eq!(asked.descriptors[2].entries.len(), 2);
+    let missing = &mut request(&[(&[("org", "acme"), ("sluicegate.reserve", ID)], Some(1))]);
+    let (id, permits, budgets, tokens) = (ID.into(), Vec::new(), vec![0], None);
+    let start = RequestStart { id, permits, budgets, tokens };
+    assert_eq!(take_reserved(missing), Ok(ReservedCall::Start(start)), "1 is a missing number");
 }
 
 #[test]
