@@ -36,6 +36,7 @@ use crate::config::budget::BudgetUnit;
 use crate::config::prices::TokenCounts;
 use crate::kernel::budget::{Amount, BudgetView, EndedHold, HoldId, PeriodUsage};
 use crate::kernel::decision::Check;
+use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 
 pub(crate) use guard::HeldBudgets;
@@ -82,8 +83,8 @@ pub enum RequestUsage {
 pub struct BudgetStatus {
     /// The path of the rule.
     pub path: Arc<str>,
-    /// The key as text: the domain and the entries.
-    pub key: String,
+    /// The budget's key.
+    pub key: CounterKey,
     /// What the budget counts.
     pub unit: BudgetUnit,
     /// The amount of a period, or the sum of the top-ups.

@@ -10,7 +10,6 @@ use super::{BudgetStatus, RequestUsage, SettleFinding, hold_id, top_up_id};
 use crate::config::budget::{BudgetRule, BudgetUnit, BudgetWindow};
 use crate::kernel::budget::{Amount, BudgetView, HoldId};
 use crate::kernel::decision::Check;
-use crate::kernel::key::CounterKey;
 use crate::kernel::units::Nanos;
 use crate::store::budgets::{BudgetAction, BudgetOutcome, BudgetReply};
 use crate::telemetry::event::{BudgetEvent, Event as _};
@@ -153,7 +152,7 @@ fn zeros(plan: &BudgetPlan<'_>) -> SmallVec<[Amount; 2]> {
 fn statuses(plan: &BudgetPlan<'_>, reply: &BudgetReply) -> Vec<BudgetStatus> {
     let status = |(at, (budget, view)): (usize, (&PlannedBudget<'_>, &BudgetView))| BudgetStatus {
         path: Arc::clone(&budget.rule.path),
-        key: CounterKey::describe(budget.key.as_bytes()),
+        key: budget.key.clone(),
         unit: budget.rule.unit,
         total: total(budget, view),
         view: *view,

@@ -35,28 +35,14 @@ pub(crate) enum BudgetAnswer {
 }
 
 impl Engine {
-    /// Applies a check to its budgets, if the configuration has any.
-    pub(crate) async fn use_budgets_if_any<'q>(
-        &self,
-        check: (&Check<'q>, BudgetUse<'_, 'q>),
-        time_left: Option<Nanos>,
-    ) -> Result<BudgetAnswer, CheckError> {
-        if !self.has_budgets() {
-            return Ok(BudgetAnswer::Allowed(None));
-        }
-        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
-        let deadline = time_left.map(|left| self.clock().now().plus(left));
-        // Boxed, to keep the future of checks without budgets small.
-        Box::pin(self.use_budgets(&config, check, deadline)).await
-    }
-
     /// Applies a check to its budgets, before its rate limits are decided.
-    async fn use_budgets<'q>(
+    pub(crate) async fn use_budgets<'q>(
         &self,
         config: &ActiveConfig,
         (check, budgets): (&Check<'q>, BudgetUse<'_, 'q>),
-        deadline: Option<Nanos>,
+        time_left: Option<Nanos>,
     ) -> Result<BudgetAnswer, CheckError> {
+        let deadline = time_left.map(|left| self.clock().now().plus(left));
         let covered = match budgets {
             BudgetUse::Reserve(reserve) => reserve.covered,
             BudgetUse::Charge => check,

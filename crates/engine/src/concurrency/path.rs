@@ -127,19 +127,26 @@ impl Engine {
         let begun = self.clock().steady();
         let mut wait = WaitDeadlines::starting_at(begun, patience);
         let end = wait.queue_deadline;
-        let (permits, shadow_rejected_by) = loop {
+        let (config, permits, shadow_rejected_by) = loop {
             let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
             match self.acquire_all(&config, (start.covered, question), wait, keep).await {
-                Ok(AcquirePass::Acquired(permits, path)) => break (permits, path),
+                Ok(AcquirePass::Acquired(permits, path)) => break (config, permits, path),
                 Ok(AcquirePass::Restart(last)) => wait.queue_deadline = Some(last),
                 Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
             }
         };
         let time_left = || end.map(|end| end.since(self.clock().steady()));
-        let held = match self.use_budgets_if_any((question, start.budgets), time_left()).await? {
-            BudgetAnswer::Allowed(held) => held,
-            BudgetAnswer::Rejected(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
-        };
+        let mut held = None;
+        if config.has_budgets {
+            // Boxed, to keep the future of checks without budgets small.
+            let used = Box::pin(self.use_budgets(&config, (question, start.budgets), time_left()));
+            match used.await? {
+                BudgetAnswer::Allowed(holds) => held = holds,
+                BudgetAnswer::Rejected(rejected) => {
+                    return Ok(AdmissionOutcome::Rejected(rejected));
+                }
+            }
+        }
         let mut decision = self.decide_within(question, time_left()).await?;
         decision.shadow_denied_by = shadow_rejected_by.or(decision.shadow_denied_by);
         if decision.verdict == Verdict::Deny {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Amount, Budget, Entry, HoldId, PeriodUsage, State};
+use super::{Amount, Budget, Entry, HoldId, PeriodUsage};
 use crate::units::Nanos;
 
 /// The saved form of a budget: all that is not derived.
@@ -15,10 +15,13 @@ pub(super) struct SavedBudget {
 }
 
 impl Budget {
-    /// Returns the budget without the ids that ended, and these ids.
+    /// Returns the budget without the ids that ended and that `is_elsewhere` selects, and these ids.
     #[must_use]
-    pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
-        let ended = |(_, entry): &(_, Entry)| entry.state == State::Final;
+    pub fn split_ended(
+        mut self,
+        is_elsewhere: impl Fn(HoldId) -> bool,
+    ) -> (Self, Vec<(HoldId, Entry)>) {
+        let ended = |(id, entry): &(HoldId, Entry)| !entry.is_open() && is_elsewhere(*id);
         let all = std::mem::take(&mut self.entries).into_iter();
         let (ended, kept): (Vec<_>, Vec<_>) = all.partition(ended);
         self.deadlines = kept.iter().map(|(id, entry)| (entry.until, *id)).collect();

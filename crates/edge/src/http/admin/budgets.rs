@@ -24,6 +24,7 @@ use crate::engine::{CheckError, validate_id};
 use crate::http::response::{JSON, PLAIN};
 use crate::kernel::budget::{Amount, PeriodUsage};
 use crate::kernel::decision::{Check, Cost};
+use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
 
 /// The reason why a call fails: its status and a message for the operator.
@@ -133,7 +134,7 @@ fn budget_json(budget: &BudgetStatus, now: Nanos) -> Value {
     json!({
         "path": &**path,
         "unit": unit.to_string(),
-        "key": budget.key,
+        "key": CounterKey::describe(budget.key.as_bytes()),
         "amount": text(*total),
         "settled": text(view.usage.settled),
         "held": text(view.held),

@@ -114,7 +114,7 @@ fn calls_that_change_nothing_write_nothing() -> Result<(), Box<dyn std::error::E
     for _ in 0..11 {
         send(&store, BudgetAction::Charge, "a");
     }
-    send(&store, BudgetAction::Cancel, "a");
+    send(&store, BudgetAction::Settle, "a");
     write(&mut writer)?;
     let batches = |writer: &FileWriter| writer.database.as_ref().map(Database::next_batch);
     let before = batches(&writer);

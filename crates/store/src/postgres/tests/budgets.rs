@@ -46,6 +46,7 @@ fn any_call() -> impl Generator<Value = BudgetCall> {
     let action = prop_oneof![
         4 => Just(BudgetAction::Reserve),
         2 => Just(BudgetAction::Settle),
+        1 => Just(BudgetAction::SettleHeld),
         1 => Just(BudgetAction::Cancel),
         1 => Just(BudgetAction::Renew),
         1 => Just(BudgetAction::Charge),
@@ -129,14 +130,14 @@ fn a_full_bucket_forgets_the_ids_that_end_first() {
     let top_up = call(BudgetAction::TopUp, u64::MAX, 0, &[9]);
     table.run(now, &BudgetOperation::new(&top_up, "p"));
     let bucket =
-        |id| BudgetOperation::new(&call(BudgetAction::Cancel, id, 0, &[0]), "p").keys()[1].clone();
+        |id| BudgetOperation::new(&call(BudgetAction::Settle, id, 0, &[0]), "p").keys()[1].clone();
     let ids: Vec<u64> = (0..).filter(|id| bucket(*id) == bucket(u64::MAX)).take(2_050).collect();
     for id in &ids {
         now = now.plus(Nanos::MICRO);
-        table.run(now, &BudgetOperation::new(&call(BudgetAction::Cancel, *id, 0, &[0]), "p"));
+        table.run(now, &BudgetOperation::new(&call(BudgetAction::Settle, *id, 0, &[0]), "p"));
     }
     let mut ended = |id| {
-        let call = call(BudgetAction::Cancel, id, 0, &[0]);
+        let call = call(BudgetAction::Settle, id, 0, &[0]);
         match table.run(now, &BudgetOperation::new(&call, "p")).outcome {
             BudgetOutcome::Ended(ended) => ended[0].ended,
             other => panic!("{other:?}"),
