@@ -190,7 +190,7 @@ async fn budget(checks: usize) {
     for number in 0..checks {
         let check = check(&["api_key", "route"], &values[number % KEYS], 1);
         let id = &*format!("request-{number:08}");
-        let reserve = Reserve { id, descriptor: 0, covered: &check, tokens: Some(1_000) };
+        let reserve = Reserve { id, covered: &check, tokens: Some(1_000) };
         let without_permits = &Check { domain: "shop", descriptors: [].into_iter().collect() };
         let budgets = BudgetUse::Reserve(reserve);
         let start = RequestStart { covered: without_permits, budgets };

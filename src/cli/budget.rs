@@ -6,11 +6,13 @@ use std::io;
 use jiff::Timestamp;
 use serde_json::Value;
 
+use crate::config::budget::MILLIONTHS;
+
 use super::args::{BudgetCommand, BudgetTarget, BudgetTopUpArgs, ExportFormat};
 use super::{CommandOutcome, Terminal, admin_client};
 
 /// The first line of an export as CSV.
-const CSV_HEAD: &str = "budget,unit,period_start,settled,requests,expired\n";
+const CSV_HEAD: &str = "budget,path,unit,period_start,settled,requests,expired\n";
 
 pub(super) fn budget(
     command: &BudgetCommand,
@@ -86,7 +88,7 @@ fn describe(budget: &Value) -> String {
         ("new period", instant(&budget["ends_unix_ms"]).unwrap_or_else(|| "never".to_owned())),
         (
             "spent at this rate",
-            instant(&budget["spent_unix_ms"]).unwrap_or_else(|| "not before".to_owned()),
+            instant(&budget["spent_unix_ms"]).unwrap_or_else(|| "not in this period".to_owned()),
         ),
     ];
     for (name, value) in rows {
@@ -104,22 +106,32 @@ fn instant(millis: &Value) -> Option<String> {
 fn to_csv(page: &Value) -> String {
     let mut csv = CSV_HEAD.to_owned();
     for budget in budgets(page) {
+        let unit = budget["unit"].as_str().unwrap_or_default();
         for period in budget["periods"].as_array().into_iter().flatten() {
-            let start = period["start_unix_ms"].as_i64();
+            // A prepaid budget has one period, without a start.
+            let start = period["start_unix_ms"].as_i64().filter(|millis| *millis != 0);
             let start = start.and_then(|millis| Timestamp::from_millisecond(millis).ok());
             let start = start.map(|start| start.to_string()).unwrap_or_default();
             let _infallible = writeln!(
                 csv,
-                "{},{},{start},{},{},{}",
+                "{},{},{unit},{start},{},{},{}",
                 quoted(budget["key"].as_str().unwrap_or_default()),
-                budget["unit"].as_str().unwrap_or_default(),
-                period["settled_number"],
+                quoted(budget["path"].as_str().unwrap_or_default()),
+                decimal(period["settled_number"].as_u64().unwrap_or(0), unit),
                 period["requests"],
                 period["expired"]
             );
         }
     }
     csv
+}
+
+/// Formats an amount in whole tokens, or in units of the currency.
+fn decimal(amount: u64, unit: &str) -> String {
+    if unit.ends_with("tokens") {
+        return amount.to_string();
+    }
+    format!("{}.{:06}", amount / MILLIONTHS, amount % MILLIONTHS)
 }
 
 /// Quotes a field of CSV that contains a separator, or that a spreadsheet would read as a formula.

@@ -73,8 +73,8 @@ fn budget_show_and_export_print_what_requests_cost() {
     }
     let csv = said(&budget(&service, &["export", "org=acme", "--domain", "llm"]));
     let lines: Vec<_> = csv.lines().collect();
-    assert_eq!(lines[0], "budget,unit,period_start,settled,requests,expired");
-    assert!(lines[1].starts_with("llm_org_acme,tokens,20"), "{csv}");
+    assert_eq!(lines[0], "budget,path,unit,period_start,settled,requests,expired");
+    assert!(lines[1].starts_with("llm_org_acme,llm.org,tokens,20"), "{csv}");
     assert!(lines[1].ends_with("T00:00:00Z,1101,3,0"), "{csv}");
     let json = said(&budget(&service, &["export", "org=acme", "--format", "json"]));
     let page: serde_json::Value = serde_json::from_str(&json).unwrap();
@@ -102,6 +102,8 @@ fn a_top_up_pays_for_requests_once() {
     {
         assert!(shown.contains(line), "{shown}");
     }
+    let csv = said(&budget(&service, &["export", "customer=acme"]));
+    assert!(csv.ends_with("\nllm_customer_acme,llm.customer,usd,,10.000000,1,0\n"), "{csv}");
     let tokens = refused(&top_up(&["org=acme"]));
     assert!(tokens.contains("no prepaid budget in `usd` matches"), "{tokens}");
     let wrong = ["top-up", "customer=acme", "--amount", "20", "--id", "x", "--reason", "r"];

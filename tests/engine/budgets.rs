@@ -123,7 +123,7 @@ fn reserve(
     id: &str,
     tokens: u64,
 ) -> Result<AdmissionOutcome, CheckError> {
-    let reserve = Reserve { id, descriptor: 0, covered: check, tokens: Some(tokens) };
+    let reserve = Reserve { id, covered: check, tokens: Some(tokens) };
     start(engine, check, BudgetUse::Reserve(reserve))
 }
 
@@ -176,7 +176,7 @@ fn a_descriptor_reserves_in_the_budgets_of_all_its_entries() {
 async fn a_store_that_replies_later_gets_each_call_once() {
     let engine = engine_with(Arc::new(Late(memory())), "estimate: max_tokens", TOKENS, false);
     let (check, covered) = (acme(), &check_of(Vec::new()));
-    let reserve = Reserve { id: "request-1", descriptor: 0, covered: &check, tokens: Some(100) };
+    let reserve = Reserve { id: "request-1", covered: &check, tokens: Some(100) };
     let start = RequestStart { covered, budgets: BudgetUse::Reserve(reserve) };
     let lifetime = PermitLifetime::UntilReleased;
     let admitted = engine.admit_request(start, &check, None, lifetime).await.unwrap();
@@ -200,9 +200,11 @@ fn a_spent_budget_names_the_time_of_its_next_period() {
     assert!(is_allowed(&reserve(&engine, &acme(), "request-1", 600).unwrap()));
     block_on(engine.settle(&acme(), "request-1", used(600), None)).unwrap();
     advance_clock(&engine, Nanos::from_secs(20));
-    let denied = rejection(reserve(&engine, &acme(), "request-2", 1));
-    assert_eq!(denied.reason, Reason::BudgetSpent);
-    assert_eq!(denied.reject.retry_after, Some(Nanos::from_secs(40)));
+    for tokens in [0, 1] {
+        let denied = rejection(reserve(&engine, &acme(), "request-2", tokens));
+        assert_eq!(denied.reason, Reason::BudgetSpent, "{tokens}");
+        assert_eq!(denied.reject.retry_after, Some(Nanos::from_secs(40)));
+    }
 }
 
 #[test]
@@ -225,12 +227,12 @@ fn a_rate_limit_that_denies_cancels_the_holds() {
 fn an_id_is_for_one_request() {
     let engine = engine("estimate: max_tokens");
     assert!(is_allowed(&reserve(&engine, &acme(), "request-1", 100).unwrap()));
-    let again = reserve(&engine, &acme(), "request-1", 100);
-    assert!(matches!(again, Err(CheckError::BadId { descriptor: 0, .. })), "{again:?}");
+    let again = rejection(reserve(&engine, &acme(), "request-1", 100));
+    assert_eq!(again.reason, Reason::RepeatedId);
     block_on(engine.settle(&acme(), "request-1", used(70), None)).unwrap();
     block_on(engine.settle(&acme(), "request-1", used(70), None)).unwrap();
-    let again = reserve(&engine, &acme(), "request-1", 100);
-    assert!(matches!(again, Err(CheckError::BadId { .. })), "{again:?}");
+    let again = rejection(reserve(&engine, &acme(), "request-1", 100));
+    assert_eq!(again.reason, Reason::RepeatedId);
     assert_eq!(amounts(&engine, &acme()), [(70, 0), (70, 0)]);
 }
 

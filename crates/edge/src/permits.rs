@@ -114,7 +114,7 @@ impl<'e> Permits<'e> {
         validate_id(id).map_err(|why| CheckError::BadId { descriptor, why })?;
         let covered = budgets.map(|budgets| covered_part(&check, budgets));
         let covered = covered.as_ref().unwrap_or(&check);
-        let reserve = BudgetUse::Reserve(Reserve { id, descriptor, covered, tokens });
+        let reserve = BudgetUse::Reserve(Reserve { id, covered, tokens });
         self.start((&check, holder), reserve, timeout).await
     }
 

@@ -12,7 +12,7 @@
 //! - A rate limit that denies afterwards cancels the holds.
 //! - A check without an id charges its hits to its budgets. A check of 0 hits only reads.
 //! - If the store fails, the strictest `on_store_failure` of the budgets decides. A settle that fails
-//!   leaves its holds to their expiry.
+//!   is repeated until the store replies, at most for the time limit.
 //! - A budget that is reserved and never settled is a finding ([`watch`]).
 //!
 //! Not covered:
@@ -23,6 +23,7 @@ mod calls;
 mod guard;
 mod learned;
 mod plan;
+mod retries;
 mod start;
 mod store_calls;
 mod watch;
@@ -41,6 +42,7 @@ use crate::kernel::units::Nanos;
 
 pub(crate) use guard::HeldBudgets;
 pub(crate) use learned::LearnedCosts;
+pub(crate) use retries::Retries;
 pub(crate) use start::BudgetAnswer;
 pub use watch::SettleFinding;
 pub(crate) use watch::SettleWatch;
@@ -59,8 +61,6 @@ pub enum BudgetUse<'u, 'q> {
 pub struct Reserve<'u, 'q> {
     /// The request id, which the settle repeats.
     pub id: &'u str,
-    /// The index of the descriptor that contains the id, for errors.
-    pub descriptor: usize,
     /// The descriptors whose budgets are reserved.
     pub covered: &'u Check<'q>,
     /// The largest number of tokens that the request may use, if the caller knows it.

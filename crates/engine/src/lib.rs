@@ -38,7 +38,7 @@ use sluicegate_telemetry as telemetry;
 
 use crate::actions::{AuditLog, OperatorActions};
 use crate::active_config::ActiveConfig;
-use crate::budgets::{LearnedCosts, SettleWatch};
+use crate::budgets::{LearnedCosts, Retries, SettleWatch};
 use crate::clock::Clock;
 use crate::concurrency::ConcurrencyLimits;
 use crate::concurrency::DEFAULT_MAX_BUCKETS;
@@ -107,6 +107,7 @@ pub struct Engine {
     table_states: Arc<TableStates>,
     learned_costs: LearnedCosts,
     settle_watch: SettleWatch,
+    retries: Retries,
 }
 
 /// The settings that apply to every decision.
@@ -176,6 +177,7 @@ impl Engine {
             table_states: Arc::default(),
             learned_costs: LearnedCosts::default(),
             settle_watch: SettleWatch::default(),
+            retries: Retries::default(),
         }
     }
 

@@ -107,6 +107,8 @@ crate::named_enum! {
         BudgetHeld = "budget_held",
         /// The estimated cost is above the budget of a whole period.
         LargerThanBudget = "larger_than_budget",
+        /// The id of a reserve is in flight, or has ended: one id is for one request.
+        RepeatedId = "repeated_id",
         /// The model of the request has no price, so a budget of money cannot be kept.
         NoPrice = "no_price",
     }

@@ -177,8 +177,8 @@ pub mod budgets_client {
     /// Reserves and settles in budgets. It is served on the gRPC port, beside Envoy's services.
     ///
     /// A call names the budgets by descriptors, as in Envoy. All calls of a request have the same descriptors and id. Errors:
-    /// INVALID_ARGUMENT for an invalid request, ALREADY_EXISTS for a reserve whose id is in flight or has ended, UNAVAILABLE if
-    /// no limits are loaded or the store is unavailable. Top-ups of prepaid budgets need an operator: see the admin port.
+    /// INVALID_ARGUMENT for an invalid request, UNAVAILABLE if no limits are loaded or the store is unavailable. A reserve whose
+    /// id is in flight or has ended is denied (`repeated_id`). Top-ups of prepaid budgets need an operator: see the admin port.
     #[derive(Debug, Clone)]
     pub struct BudgetsClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -423,8 +423,8 @@ pub mod budgets_server {
     /// Reserves and settles in budgets. It is served on the gRPC port, beside Envoy's services.
     ///
     /// A call names the budgets by descriptors, as in Envoy. All calls of a request have the same descriptors and id. Errors:
-    /// INVALID_ARGUMENT for an invalid request, ALREADY_EXISTS for a reserve whose id is in flight or has ended, UNAVAILABLE if
-    /// no limits are loaded or the store is unavailable. Top-ups of prepaid budgets need an operator: see the admin port.
+    /// INVALID_ARGUMENT for an invalid request, UNAVAILABLE if no limits are loaded or the store is unavailable. A reserve whose
+    /// id is in flight or has ended is denied (`repeated_id`). Top-ups of prepaid budgets need an operator: see the admin port.
     #[derive(Debug)]
     pub struct BudgetsServer<T> {
         inner: Arc<T>,

@@ -81,8 +81,7 @@ async fn rate_limit_calls_reserve_and_settle_with_one_id() {
         .iter()
         .find(|header| header.key.eq_ignore_ascii_case("retry-after"));
     assert_eq!(wait.unwrap().value, "1");
-    let repeated = served.ask(request(reserve(ID, None))).await.unwrap_err();
-    assert_eq!(repeated.code(), Code::InvalidArgument);
+    assert_eq!(ask(&served, reserve(ID, None)).await.overall_code(), RlsCode::OverLimit);
     let input = descriptor(&[("sluicegate.settle_input", ID)], Some(100));
     let output = descriptor(&[("sluicegate.settle_output", ID)], Some(20));
     ask(&served, vec![settle(ID), input, output]).await;
@@ -138,8 +137,8 @@ async fn programs_reserve_settle_and_cancel() {
     let second = "0123456789abcdeg";
     let reply = client.reserve(reserve(ID, 400)).await.unwrap().into_inner();
     assert_eq!(reply.verdict(), Verdict::Allow);
-    let repeated = client.reserve(reserve(ID, 400)).await.unwrap_err();
-    assert_eq!(repeated.code(), Code::AlreadyExists);
+    let repeated = client.reserve(reserve(ID, 400)).await.unwrap().into_inner();
+    assert_eq!((repeated.verdict(), &*repeated.reason), (Verdict::Deny, "repeated_id"));
     assert_eq!(
         client.reserve(reserve("short", 1)).await.unwrap_err().code(),
         Code::InvalidArgument

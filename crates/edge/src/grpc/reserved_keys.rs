@@ -98,6 +98,12 @@ fn take_start(
     // Envoy sends 1 for a missing number.
     let tokens = of_key(ReservedKey::Reserve).filter_map(|entry| entry.hits).max();
     let tokens = tokens.filter(|tokens| 1 < *tokens);
+    // The number is an estimate. A rate limit of the same descriptor counts one request.
+    for entry in of_key(ReservedKey::Reserve) {
+        if let Some(descriptor) = request.descriptors.get_mut(entry.descriptor) {
+            descriptor.hits_addend = None;
+        }
+    }
     let (permits, budgets) = (indexes(ReservedKey::Acquire), indexes(ReservedKey::Reserve));
     Ok(RequestStart { id, permits, budgets, tokens })
 }

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use super::plan::{BudgetPlan, PlannedBudget, model_of};
 use super::store_calls::{PlannedCall, total};
 use super::{BudgetStatus, RequestUsage, SettleFinding, hold_id, top_up_id};
+use crate::active_config::ActiveConfig;
 use crate::config::budget::{BudgetRule, BudgetUnit, BudgetWindow};
 use crate::kernel::budget::{Amount, BudgetView, HoldId};
 use crate::kernel::decision::Check;
@@ -32,23 +33,45 @@ impl Engine {
             BudgetEvent::NoBudget.emit();
             return Ok(Vec::new());
         };
-        let (action, amounts) = match usage {
-            RequestUsage::Tokens(tokens) => {
-                let cost = |budget: &PlannedBudget<'_>| plan.cost(budget.rule, &tokens).ok();
-                plan.budgets.iter().map(cost).collect::<Option<_>>().map_or_else(
-                    || (BudgetAction::SettleHeld, zeros(&plan)),
-                    |amounts| (BudgetAction::Settle, amounts),
-                )
-            }
-            RequestUsage::Unknown => (BudgetAction::SettleHeld, zeros(&plan)),
-            RequestUsage::Nothing => (BudgetAction::Cancel, zeros(&plan)),
+        let RequestUsage::Tokens(tokens) = usage else {
+            let is_unknown = usage == RequestUsage::Unknown;
+            let action = if is_unknown { BudgetAction::SettleHeld } else { BudgetAction::Cancel };
+            let ids = (check.domain, id);
+            let ended =
+                self.end_holds(&config, (check, &plan), (ids, action), zeros(&plan), timeout);
+            return Box::pin(ended).await;
         };
-        let call = PlannedCall { plan: &plan, id: hold_id(check.domain, id), action, amounts };
-        let reply = self.call_planned(&config, &call, timeout).await?;
+        // A budget of money without a price keeps its estimate. The others charge the tokens.
+        let cost = |budget: &PlannedBudget<'_>| plan.cost(budget.rule, &tokens).ok();
+        let (priced, unpriced) = plan.split(|budget| cost(budget).is_some());
+        let mut all = Vec::new();
+        for (part, action) in [(priced, BudgetAction::Settle), (unpriced, BudgetAction::SettleHeld)]
+        {
+            if part.budgets.is_empty() {
+                continue;
+            }
+            let amounts = part.budgets.iter().map(|budget| cost(budget).unwrap_or_default());
+            let (amounts, ids) = (amounts.collect(), (check.domain, id));
+            let ended = self.end_holds(&config, (check, &part), (ids, action), amounts, timeout);
+            all.extend(Box::pin(ended).await?);
+        }
+        Ok(all)
+    }
+
+    async fn end_holds(
+        &self,
+        config: &ActiveConfig,
+        (check, plan): (&Check<'_>, &BudgetPlan<'_>),
+        ((domain, id), action): ((&str, &str), BudgetAction),
+        amounts: SmallVec<[Amount; 2]>,
+        timeout: Option<Nanos>,
+    ) -> Result<Vec<BudgetStatus>, CheckError> {
+        let call = PlannedCall { plan, id: hold_id(domain, id), action, amounts };
+        let reply = self.call_planned(config, &call, timeout).await?;
         if action == BudgetAction::Settle {
             self.learn(&call, model_of(plan.usage, check), &reply);
         }
-        Ok(statuses(&plan, &reply))
+        Ok(statuses(plan, &reply))
     }
 
     /// Extends the holds of a request. Returns `false` if none was open.

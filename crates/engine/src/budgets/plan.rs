@@ -29,7 +29,7 @@ pub(super) struct BudgetPlan<'c> {
 }
 
 /// One budget of a check.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct PlannedBudget<'c> {
     pub(super) rule: &'c BudgetRule,
     pub(super) key: CounterKey,
@@ -70,6 +70,14 @@ impl<'c> BudgetPlan<'c> {
             BudgetUnit::Money(_) => self.prices.ok_or(NoPrice)?.cost(tokens).0,
         };
         Ok(Amount::bounded(number))
+    }
+
+    /// Splits the budgets into those that `is_first` selects, and the others.
+    pub(super) fn split(&self, is_first: impl Fn(&PlannedBudget<'c>) -> bool) -> (Self, Self) {
+        let all = self.budgets.iter().cloned();
+        let (first, second) = all.partition(|budget| is_first(budget));
+        let (usage, prices) = (self.usage, self.prices);
+        (Self { usage, prices, budgets: first }, Self { usage, prices, budgets: second })
     }
 
     /// Returns the budgets for a store call, with these amounts to reserve, settle or charge.

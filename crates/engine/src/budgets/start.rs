@@ -24,8 +24,6 @@ const STATUS: u16 = 429;
 /// The wait after a rejection because of requests in flight: about the time of one of them.
 const RETRY_WHILE_HELD: Nanos = Nanos::SECOND;
 
-const REPEATED_ID: &str = "this id is in flight or has ended: one id is for one request";
-
 /// The result of a check's budgets.
 pub(crate) enum BudgetAnswer {
     /// The budgets allow the check. Contains its holds.
@@ -72,8 +70,10 @@ impl Engine {
     ) -> Result<BudgetAnswer, CheckError> {
         let model = model_of(plan.usage, reserve.covered);
         let amounts = plan.budgets.iter().map(|budget| {
+            // Shadow mode never denies.
+            let is_shadow = budget.rule.shadow || self.is_shadow();
             let estimate = self.estimate(plan, budget, model, reserve.tokens);
-            estimate.map_err(|NoPrice| budget)
+            estimate.or(if is_shadow { Ok(Amount(0)) } else { Err(budget) })
         });
         let amounts: SmallVec<[Amount; 2]> = match amounts.collect() {
             Ok(amounts) => amounts,
@@ -100,8 +100,10 @@ impl Engine {
                 Ok(BudgetAnswer::Allowed(held))
             }
             Reserved::Repeated | Reserved::Ended => {
+                // A denial and no error, which many proxies let pass: a client may choose ids.
                 BudgetEvent::RepeatedId.emit();
-                Err(CheckError::BadId { descriptor: reserve.descriptor, why: REPEATED_ID })
+                let first = plan.budgets.first().ok_or(CheckError::NoConfig)?;
+                Ok(reject(config, first, Reason::RepeatedId, None))
             }
             Reserved::Denied(denial) => {
                 BudgetEvent::Denied.emit();
@@ -110,7 +112,8 @@ impl Engine {
                 else {
                     return self.without_store(config, plan, StoreFailure::InvalidReply);
                 };
-                let (reason, wait) = reason_of(denial.cause, view, reply.now);
+                let amounts = (total(budget, view), view);
+                let (reason, wait) = reason_of(denial.cause, amounts, reply.now);
                 Ok(reject(config, budget, reason, wait))
             }
         }
@@ -125,14 +128,18 @@ impl Engine {
         tokens: Option<u64>,
     ) -> Result<Amount, NoPrice> {
         let usage = plan.usage;
-        let cost =
-            |tokens| plan.cost(budget.rule, &TokenCounts { any: tokens, ..Default::default() });
+        // An estimate of 0 would pass a spent budget.
+        let cost = |tokens: u64| {
+            let tokens = TokenCounts { any: tokens.max(1), ..TokenCounts::default() };
+            plan.cost(budget.rule, &tokens)
+        };
         let asked = cost(tokens.unwrap_or(usage.at_most).min(usage.at_most));
         match usage.estimate {
             Estimate::Tokens(tokens) => cost(tokens.min(usage.at_most)),
             Estimate::MaxTokens => asked,
             Estimate::Learn => {
                 let learned = self.learned_costs.estimate(&budget.key, model);
+                let learned = learned.map(|learned| learned.max(Amount(1)));
                 asked.map(|asked| learned.map_or(asked, |learned| learned.min(asked)))
             }
         }
@@ -168,7 +175,7 @@ impl Engine {
         BudgetEvent::Denied.emit();
         let is_held = view.usage.settled < total(budget, view);
         let cause = if is_held { DenialCause::InFlight } else { DenialCause::Spent };
-        let (reason, wait) = reason_of(cause, view, reply.now);
+        let (reason, wait) = reason_of(cause, (total(budget, view), view), reply.now);
         Ok(reject(config, budget, reason, wait))
     }
 
@@ -205,8 +212,14 @@ fn reject(
 }
 
 /// Returns the reason of a denial, and the wait after which the request may be allowed.
-fn reason_of(cause: DenialCause, view: &BudgetView, now: Nanos) -> (Reason, Option<Nanos>) {
+fn reason_of(
+    cause: DenialCause,
+    (total, view): (Amount, &BudgetView),
+    now: Nanos,
+) -> (Reason, Option<Nanos>) {
     match cause {
+        // A blocked id, or no top-up yet.
+        DenialCause::ExceedsAmount if total == Amount(0) => (Reason::BudgetSpent, None),
         DenialCause::ExceedsAmount => (Reason::LargerThanBudget, None),
         DenialCause::Spent | DenialCause::OutsidePeriods => {
             (Reason::BudgetSpent, view.end.map(|end| end.since(now)))

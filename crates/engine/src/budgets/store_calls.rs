@@ -6,8 +6,8 @@ use std::time::Duration;
 use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
-use super::HeldBudgets;
 use super::plan::{BudgetPlan, PlannedBudget};
+use super::{HeldBudgets, retries};
 use crate::active_config::ActiveConfig;
 use crate::config::budget::BudgetWindow;
 use crate::kernel::budget::{Amount, BudgetView, Ended, EndedHold, HoldId, Reserved};
@@ -95,10 +95,16 @@ impl Engine {
             return reply.map(|reply| with_holds(store, &call, reply));
         }
         let (answer, answered) = oneshot::channel();
+        let (own_clock, slots) = (Arc::clone(&self.clock), self.retries.slots());
         tokio::spawn(async move {
             let reply = store.call_budgets(now, &call).wait().await;
+            let failure = reply.as_ref().err().copied();
             // If nobody waits any more, dropping the holds cancels them.
-            drop(answer.send(reply.map(|reply| with_holds(store, &call, reply))));
+            let held_store = Arc::clone(&store);
+            drop(answer.send(reply.map(|reply| with_holds(held_store, &call, reply))));
+            if let Some(cause) = failure {
+                retries::repeat((store, own_clock, slots), &call, cause).await;
+            }
         });
         let answered = match deadline {
             None => answered.await,

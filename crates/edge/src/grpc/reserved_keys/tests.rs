@@ -134,6 +134,7 @@ fn a_request_acquires_and_reserves_with_one_id() {
     let start = RequestStart { id, permits, budgets, tokens };
     assert_eq!(take_reserved(&mut asked), Ok(ReservedCall::Start(start)));
     assert_eq!(asked.descriptors[2].entries.len(), 2);
+    assert_eq!(asked.descriptors[2].hits_addend, None, "a rate limit counts one request");
     let missing = &mut request(&[(&[("org", "acme"), ("sluicegate.reserve", ID)], Some(1))]);
     let (id, permits, budgets, tokens) = (ID.into(), Vec::new(), vec![0], None);
     let start = RequestStart { id, permits, budgets, tokens };

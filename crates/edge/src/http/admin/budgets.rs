@@ -72,7 +72,10 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
     let target = parse_query(admin, query.check.clone()).map_err(bad)?;
     let check = to_check(&target);
     let (budgets, is_new) =
-        engine.top_up(&check, id, (amount, unit), None).await.map_err(|error| failed(&error))?;
+        engine.top_up(&check, id, (amount, unit), None).await.map_err(|error| {
+            let (status, why) = failed(&error);
+            (status, format!("{why}; the top-up may have been made: repeat it with the same id"))
+        })?;
     if budgets.is_empty() {
         return Err(bad(format!("no prepaid budget in `{unit}` matches")));
     }
