@@ -70,7 +70,7 @@ struct Fleet {
 impl Fleet {
     fn start(way: Shipped) -> Self {
         let (limits, store) = (limits_directory(LIMITS), Redis::start_with(&DURABLE[2..]));
-        let replica = || serve(limits.path(), &["--store-url", &store.url()]);
+        let replica = || start_replica(&limits, &store, "0");
         let (killed, steady, provider) = (replica(), replica(), Provider::start());
         let envoy = start_envoy(way, &provider, [&killed, &steady]);
         Self { way, limits, store, killed, steady, provider, envoy }
@@ -85,8 +85,7 @@ impl Fleet {
     fn kill_replica(&mut self) {
         self.killed.kill();
         let port = self.killed.grpc.port().to_string();
-        let flags = ["--store-url", &self.store.url(), "--listen-grpc-port", &port];
-        self.killed = serve(self.limits.path(), &flags);
+        self.killed = start_replica(&self.limits, &self.store, &port);
     }
 
     fn kill_store(&mut self) {
@@ -105,6 +104,13 @@ impl Fleet {
             .unwrap();
         }
     }
+}
+
+fn start_replica(limits: &TempDir, store: &Redis, port: &str) -> Service {
+    let store = store.url();
+    // The timeout is for a busy machine. A killed store closes its connections, and is noticed at once.
+    let flags = ["--listen-grpc-port", port, "--store-timeout", "9s", "--store-url", &store];
+    serve(limits.path(), &flags)
 }
 
 fn start_envoy(way: Shipped, provider: &Provider, replicas: [&Service; 2]) -> Envoy {
@@ -148,7 +154,10 @@ fn burst_counted_afterwards(fleet: &Fleet) -> u64 {
     let ingress = fleet.envoy.ingress;
     let replies = (0..CLIENTS).map(|_| send(ingress, "large", "/burst"));
     let replies = runtime.block_on(futures_util::future::join_all(replies));
-    assert!(replies.iter().all(|reply| reply.as_ref().unwrap().starts_with("HTTP/1.1 200 ")));
+    for reply in replies {
+        let reply = reply.unwrap();
+        assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}\n{}", fleet.steady.log());
+    }
     until("a denial", || {
         match http1::get(ingress, "/burst", &[("x-org", "acme")]).unwrap().status {
             429 => Ok(()),
