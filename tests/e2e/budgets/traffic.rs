@@ -18,7 +18,7 @@ use crate::support::waiting::{PATIENCE, until};
 /// The longest time after which a client leaves. A reply takes about half of it.
 const LEAVES_WITHIN: u64 = 80_000;
 
-/// The pause after a request that was denied or failed.
+/// The pause after a request that was denied or aborted, or failed.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Clients, and the counts of their requests.
@@ -103,6 +103,7 @@ async fn run(counts: Arc<Counts>, mut dice: Dice) {
             if tokio::time::timeout(leaves_after, request).await.is_err() {
                 counts.left.fetch_add(1, SeqCst);
             }
+            tokio::time::sleep(PAUSE).await;
             continue;
         }
         let count = match tokio::time::timeout(PATIENCE, request).await {
