@@ -52,7 +52,7 @@ fn a_client_that_leaves_before_the_reserve_pays_nothing() {
 
 /// The service has replied, and cannot know that the provider never got the request.
 #[test]
-fn a_client_that_leaves_before_the_reply_to_the_reserve_leaves_no_hold() {
+fn a_lost_reply_to_a_reserve_leaves_no_hold() {
     for way in WAYS {
         let (scene, proxy) = scene_with_proxy(way);
         assert_eq!(scene.ask("/status/500").status, 500, "opens the connections");

@@ -69,13 +69,17 @@ fn concurrent_requests_reserve_at_most_the_amount() {
         let mut clients = Vec::new();
         for number in 1..=FIT {
             clients.push(scene.connect("/endless"));
-            let held = Amounts { settled: 0, held: number * ESTIMATE, open_holds: number as u32 };
+            let held = Amounts {
+                settled: 0,
+                held: number * ESTIMATE,
+                open_holds: u32::try_from(number).unwrap(),
+            };
             scene.expect(held, "while replies are streamed");
         }
         let denied = scene.ask("/openai");
         assert_eq!(denied.status, 429, "{way:?}: {denied:?}");
         assert_eq!(denied.header("retry-after"), Some("1"), "{way:?}: {denied:?}");
-        let full = Amounts { settled: 0, held: FIT * ESTIMATE, open_holds: FIT as u32 };
+        let full = Amounts { settled: 0, held: FIT * ESTIMATE, open_holds: 6 };
         scene.expect(full, "after a denied request");
         drop(clients);
         scene.expect(Amounts::settled(FIT * ESTIMATE), "after all clients left");

@@ -7,6 +7,7 @@ use super::*;
 use crate::config::prices::TokenCounts;
 use crate::kernel::concurrency::OverloadAnswers;
 use crate::kernel::concurrency::RequestOutcome;
+use crate::kernel::units::Nanos;
 
 const ID: &str = "0123456789abcdef";
 
