@@ -27,8 +27,8 @@ pub(super) const AMOUNT: u64 = 10_000;
 /// The amount of each of its two models in each period.
 pub(super) const MODEL_AMOUNT: u64 = 6_000;
 
-/// The tokens that a request reserves, above the [`USED`] ones.
-const HELD: u64 = 200;
+/// The tokens that a request reserves: few more than the [`USED`] ones, so that each lost charge shows.
+const HELD: u64 = 125;
 
 /// After this time, a hold without a settle expires.
 const TIME_LIMIT: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ const IN_FLIGHT: u64 = 10;
 const LIMITS: &str = "
 domain: llm
 colocate: org
-usage: {estimate: max_tokens, at_most: 200 tokens, time_limit: 10s, on_expiry: charge}
+usage: {estimate: max_tokens, at_most: 125 tokens, time_limit: 10s, on_expiry: charge}
 descriptors:
 - key: org
   budget: {amount: 10k tokens, per: 3s}
