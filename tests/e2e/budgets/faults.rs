@@ -158,6 +158,7 @@ fn burst_counted_afterwards(fleet: &Fleet) -> u64 {
         let reply = reply.unwrap();
         assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}\n{}", fleet.steady.log());
     }
+    let served = record.served.load(SeqCst) - before;
     until("a denial", || {
         match http1::get(ingress, "/burst", &[("x-org", "acme")]).unwrap().status {
             429 => Ok(()),
@@ -165,7 +166,7 @@ fn burst_counted_afterwards(fleet: &Fleet) -> u64 {
         }
     })
     .unwrap();
-    record.served.load(SeqCst) - before
+    served
 }
 
 /// Kills each part twice, with many requests at different steps.
