@@ -24,7 +24,13 @@ fn usage_of_every_reply_is_settled_exactly() {
 
 /// Paths of the provider, and the tokens that each is charged. Without usage, that is the estimate.
 fn replies(way: Shipped) -> Vec<(&'static str, u64)> {
-    let of_all = [("/openai", USED), ("/json", USED), ("/chat", USED), ("/no-usage", ESTIMATE)];
+    let of_all = [
+        ("/openai", USED),
+        ("/json", USED),
+        ("/embeddings", USED),
+        ("/chat", USED),
+        ("/no-usage", ESTIMATE),
+    ];
     let others: &[_] = match way {
         // The filter reads only the OpenAI API.
         Shipped::Budgets => &[("/anthropic", ESTIMATE)],

@@ -76,6 +76,7 @@ async fn answer(record: Arc<Record>, request: Request<Body>) -> Response {
         "/anthropic" => whole(EVENT_STREAM, ANTHROPIC),
         "/gemini" => whole(EVENT_STREAM, GEMINI),
         "/json" => whole("application/json", JSON),
+        "/embeddings" => whole("application/json", EMBEDDINGS),
         "/no-usage" => whole(EVENT_STREAM, WORD),
         // The first event, and then nothing until the client leaves.
         "/endless" => streamed(stream::iter([WORD.to_owned()]).chain(stream::pending())),
@@ -137,3 +138,7 @@ const GEMINI: &str = concat!(
 
 const JSON: &str = "{\"model\":\"large\",\"choices\":[{}],\"usage\":{\"prompt_tokens\":100,\
      \"completion_tokens\":20,\"prompt_tokens_details\":{\"cached_tokens\":60}}}";
+
+/// Embeddings have no output tokens.
+const EMBEDDINGS: &str =
+    "{\"model\":\"large\",\"data\":[],\"usage\":{\"prompt_tokens\":120,\"total_tokens\":120}}";
