@@ -17,7 +17,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use ring::rand::SystemRandom;
-use sluicegate_usage::{Usage, UsageReader};
+use sluicegate_usage::UsageReader;
 use tonic::Status;
 
 use super::header_lines::{HeaderLines, headers_by_name};
@@ -48,8 +48,6 @@ pub(super) struct StreamHolds {
 pub(super) struct ResponseUsage {
     status: Option<u16>,
     reader: Option<UsageReader>,
-    /// The body is a stream of events, not one JSON text.
-    has_events: bool,
     is_complete: bool,
 }
 
@@ -62,8 +60,6 @@ impl ResponseUsage {
                 let text = |name| headers.get(name).map(HeaderLines::first);
                 self.status = text(":status").and_then(|status| status.parse().ok());
                 self.reader = text("content-type").and_then(UsageReader::new);
-                self.has_events =
-                    text("content-type").is_some_and(|name| name.contains("event-stream"));
                 self.is_complete |= message.end_of_stream;
             }
             Some(Message::ResponseBody(body)) => {
@@ -79,24 +75,25 @@ impl ResponseUsage {
 
     /// Returns what the request used, at the end of the stream.
     pub(super) fn usage(&self) -> RequestUsage {
-        let usage = self.reader.as_ref().filter(|_| self.is_complete).map(UsageReader::usage);
-        match (usage.and_then(|usage| self.token_counts(&usage)), self.status) {
+        let reader = self.reader.as_ref().filter(|_| self.is_complete);
+        match (reader.and_then(token_counts), self.status) {
             (Some(tokens), _) => RequestUsage::Tokens(tokens),
             (None, Some(400..=599)) => RequestUsage::Nothing,
             (None, _) => RequestUsage::Unknown,
         }
     }
+}
 
-    /// Converts the usage of a reply. `None` if its input or output is unknown: a stream of events may
-    /// end before its output is reported. One JSON text without output, as of embeddings, used none.
-    fn token_counts(&self, usage: &Usage) -> Option<TokenCounts> {
-        let none = (!self.has_events).then_some(0);
-        let (input, output) = (usage.input?, usage.output.or(none)?);
-        let cached_input = usage.cached_input.unwrap_or(0).min(input);
-        let input = input.saturating_sub(cached_input);
-        let tokens = TokenCounts { input, cached_input, output, any: 0 };
-        (0 < tokens.total()).then_some(tokens)
-    }
+/// Returns the usage of a complete reply. `None` if its input or output is unknown: a stream of events
+/// may end before its output is reported. One JSON text without output, as of embeddings, used none.
+fn token_counts(reader: &UsageReader) -> Option<TokenCounts> {
+    let usage = reader.usage();
+    let none = (!reader.has_events()).then_some(0);
+    let (input, output) = (usage.input?, usage.output.or(none)?);
+    let cached_input = usage.cached_input.unwrap_or(0).min(input);
+    let input = input.saturating_sub(cached_input);
+    let tokens = TokenCounts { input, cached_input, output, any: 0 };
+    (0 < tokens.total()).then_some(tokens)
 }
 
 impl StreamHolds {
