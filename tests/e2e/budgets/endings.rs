@@ -123,11 +123,12 @@ fn an_id_of_the_client_is_replaced() {
 }
 
 /// In this mode Envoy ignores replies, so a denial would have no effect. The service refuses it.
+/// Without `failure_mode_allow: true`, the request fails if the refusal arrives before the reply.
 #[test]
 fn observability_mode_reserves_nothing() {
     let scene = LlmScene::changed(Shipped::BudgetsExtProc, |text| {
-        let mode = "                      observability_mode: true\n                      failure_mode_allow: false";
-        replace_once(text, "                      failure_mode_allow: false", mode);
+        let mode = "observability_mode: true\n                      failure_mode_allow: true";
+        replace_once(text, "failure_mode_allow: false", mode);
     });
     assert_eq!(scene.ask("/openai").status, 200);
     scene.expect(Amounts::default(), "in observability_mode");
