@@ -159,6 +159,7 @@ fn shipped_configurations_state_their_failure_mode() {
         ("ext_proc.yaml", "N42", 1),
         ("ext_proc_fail_closed.yaml", "N43", 1),
         ("ext_authz.yaml", "N42", 1),
+        ("budgets_ext_proc.yaml", "N43", 1),
         ("module.yaml", "N42", 1),
     ] {
         let found = shipped(file);

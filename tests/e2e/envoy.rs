@@ -22,6 +22,8 @@ pub enum Shipped {
     ExtAuthzConcurrency,
     ExtProc,
     RlsConcurrency,
+    Budgets,
+    BudgetsExtProc,
     Module,
 }
 
@@ -35,6 +37,8 @@ impl Shipped {
             }
             Self::ExtProc => include_str!("../../config/envoy/ext_proc.yaml"),
             Self::RlsConcurrency => include_str!("../../config/envoy/rls_concurrency.yaml"),
+            Self::Budgets => include_str!("../../config/envoy/budgets.yaml"),
+            Self::BudgetsExtProc => include_str!("../../config/envoy/budgets_ext_proc.yaml"),
             Self::Module => include_str!("../../config/envoy/module.yaml"),
         }
     }
@@ -48,6 +52,9 @@ impl Shipped {
             Self::ExtAuthz | Self::ExtAuthzConcurrency | Self::ExtProc => {
                 ("failure_mode_allow: true", "failure_mode_allow: false")
             }
+            // Shipped with the denying mode.
+            Self::Budgets => ("failure_mode_deny: true", "failure_mode_deny: true"),
+            Self::BudgetsExtProc => ("failure_mode_allow: false", "failure_mode_allow: false"),
             Self::Module => ("failure: allow", "failure: deny"),
         }
     }

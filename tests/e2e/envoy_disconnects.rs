@@ -56,7 +56,7 @@ fn delayed_cluster(proxy: SocketAddr) -> String {
 }
 
 /// Sends acquires through the delaying proxy: the last filter that names the service makes them.
-fn delay_acquires(text: &mut String, proxy: SocketAddr) {
+pub(super) fn delay_acquires(text: &mut String, proxy: SocketAddr) {
     const TO_SERVICE: &str = "{cluster_name: sluicegate}";
     let at = text.rfind(TO_SERVICE).unwrap();
     text.replace_range(at..at + TO_SERVICE.len(), "{cluster_name: late}");

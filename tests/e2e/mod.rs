@@ -2,6 +2,7 @@
 
 mod access_log;
 mod auth_request;
+mod budgets;
 mod compose;
 mod console;
 mod denied_by;

@@ -77,6 +77,12 @@ impl UsageReader {
         })
     }
 
+    /// Returns `true` if the body is a stream of server-sent events, `false` if it is JSON.
+    #[must_use]
+    pub const fn has_events(&self) -> bool {
+        self.lines.is_some()
+    }
+
     /// Reads the next chunk of the body. The time is linear in the length of the chunk.
     pub fn push(&mut self, chunk: &[u8]) {
         let Self { lines, scanner, counts } = self;

@@ -122,3 +122,16 @@ fn shipped_hooks_yaml_uses_the_shipped_concurrency_domain() {
     let hook = loaded.settings.hooks.find_or_first(Some("edge")).unwrap();
     assert_eq!(config.domains[&*hook.domain].tree.concurrency_limits().len(), 2);
 }
+
+#[test]
+fn shipped_hooks_for_budgets_use_the_shipped_budgets() {
+    let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    let settings = fs::read_to_string(root.join("config/hooks_budgets.yaml")).unwrap();
+    let loaded = load_valid(&file(&settings));
+    assert!(loaded.warnings.is_empty(), "{:?}", loaded.warnings);
+    let text = fs::read(root.join("config/budgets/llm.yaml")).unwrap();
+    let (config, findings) = config::load([("llm.yaml", &*text)], Revision(1), false).unwrap();
+    assert!(findings.is_empty(), "{findings}");
+    let hook = loaded.settings.hooks.find_or_first(Some("llm")).unwrap();
+    assert_eq!(config.domains[&*hook.domain].tree.budgets().len(), 2);
+}

@@ -17,7 +17,7 @@ use envoy_types::pb::envoy::service::ext_proc::v3::ProcessingRequest;
 use envoy_types::pb::envoy::service::ext_proc::v3::processing_request::Request as Message;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
 use ring::rand::SystemRandom;
-use sluicegate_usage::{Usage, UsageReader};
+use sluicegate_usage::UsageReader;
 use tonic::Status;
 
 use super::header_lines::{HeaderLines, headers_by_name};
@@ -75,8 +75,8 @@ impl ResponseUsage {
 
     /// Returns what the request used, at the end of the stream.
     pub(super) fn usage(&self) -> RequestUsage {
-        let usage = self.reader.as_ref().filter(|_| self.is_complete).map(UsageReader::usage);
-        match (usage.and_then(|usage| token_counts(&usage)), self.status) {
+        let reader = self.reader.as_ref().filter(|_| self.is_complete);
+        match (reader.and_then(token_counts), self.status) {
             (Some(tokens), _) => RequestUsage::Tokens(tokens),
             (None, Some(400..=599)) => RequestUsage::Nothing,
             (None, _) => RequestUsage::Unknown,
@@ -84,9 +84,12 @@ impl ResponseUsage {
     }
 }
 
-/// Converts the usage of a reply. `None` if its input or output is unknown.
-fn token_counts(usage: &Usage) -> Option<TokenCounts> {
-    let (input, output) = (usage.input?, usage.output?);
+/// Returns the usage of a complete reply. `None` if its input or output is unknown: a stream of events
+/// may end before its output is reported. One JSON text without output, as of embeddings, used none.
+fn token_counts(reader: &UsageReader) -> Option<TokenCounts> {
+    let usage = reader.usage();
+    let none = (!reader.has_events()).then_some(0);
+    let (input, output) = (usage.input?, usage.output.or(none)?);
     let cached_input = usage.cached_input.unwrap_or(0).min(input);
     let input = input.saturating_sub(cached_input);
     let tokens = TokenCounts { input, cached_input, output, any: 0 };
