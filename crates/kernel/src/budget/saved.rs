@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Amount, Budget, Entry, HoldId, PeriodUsage};
+use super::{Amount, Budget, Entry, HoldId, PeriodUsage, State};
 use crate::units::Nanos;
 
 /// The saved form of a budget: all that is not derived.
@@ -15,13 +15,10 @@ pub(super) struct SavedBudget {
 }
 
 impl Budget {
-    /// Returns the budget without the ids that ended and that `is_elsewhere` selects, and these ids.
+    /// Returns the budget without the ids that were settled, and these ids.
     #[must_use]
-    pub fn split_ended(
-        mut self,
-        is_elsewhere: impl Fn(HoldId) -> bool,
-    ) -> (Self, Vec<(HoldId, Entry)>) {
-        let ended = |(id, entry): &(HoldId, Entry)| !entry.is_open() && is_elsewhere(*id);
+    pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
+        let ended = |(_, entry): &(_, Entry)| entry.state == State::Final;
         let all = std::mem::take(&mut self.entries).into_iter();
         let (ended, kept): (Vec<_>, Vec<_>) = all.partition(ended);
         self.deadlines = kept.iter().map(|(id, entry)| (entry.until, *id)).collect();

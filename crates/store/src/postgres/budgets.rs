@@ -2,7 +2,7 @@
 //!
 //! | row | name | state |
 //! |---|---|---|
-//! | budget | that of the budget | the budget, with ids whose hold expired since their last call |
+//! | budget | that of the budget | the budget, with ids that expired or were canceled |
 //! | ended ids | that of the budget, and the number of a bucket | the ids that ended, by their hash |
 //!
 //! Guarantees:
@@ -81,11 +81,8 @@ impl BudgetOperation {
         before: Budget,
         after: Budget,
     ) -> Result<(), StoreFailure> {
-        let has_bucket = self.bucket_key(index).is_some();
-        let own = bucket_number(self.call.id);
-        let is_elsewhere = |id: HoldId| has_bucket && bucket_number(id) == own;
-        let (before, ended_before) = before.split_ended(is_elsewhere);
-        let (after, ended) = after.split_ended(is_elsewhere);
+        let (before, ended_before) = before.split_ended();
+        let (after, ended) = after.split_ended();
         if after != before {
             self.write_budget(rows, index, &after)?;
         }
