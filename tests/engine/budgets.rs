@@ -9,6 +9,9 @@
 //! | only the last rule of a descriptor counts | `a_descriptor_reserves_in_the_budgets_of_all_its_entries` |
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use sluicegate::clock::Clock;
@@ -30,6 +33,7 @@ use sluicegate::store::{
 };
 
 use crate::support::engine::{advance_clock, block_on, publish};
+use crate::support::waiting::soon;
 
 const TOKENS: &str = "\
 - key: org
@@ -41,11 +45,15 @@ const TOKENS: &str = "\
 
 /// A store that applies a call at once, and replies later, as the file store does.
 #[derive(Debug)]
-struct Late(MemoryStore);
+struct Late {
+    memory: MemoryStore,
+    /// The number of next calls whose replies are lost.
+    lost: AtomicU32,
+}
 
 impl CounterStore for Late {
     fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
-        self.0.charge(now, charges)
+        self.memory.charge(now, charges)
     }
 
     fn exchange_lease_message<'a>(
@@ -53,7 +61,7 @@ impl CounterStore for Late {
         now: Nanos,
         message: &'a LeaseMessage,
     ) -> StoreReply<'a, LeaseOutcome> {
-        self.0.exchange_lease_message(now, message)
+        self.memory.exchange_lease_message(now, message)
     }
 }
 
@@ -67,12 +75,20 @@ impl BudgetStore for Late {
         now: Nanos,
         call: &'a BudgetCall,
     ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
-        let StoreReply::Ready(reply) = self.0.call_budgets(now, call) else { panic!("not ready") };
-        StoreReply::Pending(Box::pin(async {
+        let StoreReply::Ready(reply) = self.memory.call_budgets(now, call) else {
+            panic!("not ready")
+        };
+        let less = |lost: u32| lost.checked_sub(1);
+        let is_lost = self.lost.fetch_update(Relaxed, Relaxed, less).is_ok();
+        StoreReply::Pending(Box::pin(async move {
             tokio::task::yield_now().await;
-            reply
+            if is_lost { Err(StoreFailure::TimedOut) } else { reply }
         }))
     }
+}
+
+fn late() -> Arc<Late> {
+    Arc::new(Late { memory: memory(), lost: AtomicU32::new(0) })
 }
 
 fn memory() -> MemoryStore {
@@ -174,7 +190,7 @@ fn a_descriptor_reserves_in_the_budgets_of_all_its_entries() {
 
 #[tokio::test]
 async fn a_store_that_replies_later_gets_each_call_once() {
-    let engine = engine_with(Arc::new(Late(memory())), "estimate: max_tokens", TOKENS, false);
+    let engine = engine_with(late(), "estimate: max_tokens", TOKENS, false);
     let (check, covered) = (acme(), &check_of(Vec::new()));
     let reserve = Reserve { id: "request-1", covered: &check, tokens: Some(100) };
     let start = RequestStart { covered, budgets: BudgetUse::Reserve(reserve) };
@@ -192,6 +208,57 @@ async fn a_store_that_replies_later_gets_each_call_once() {
     assert_eq!(settled[0].ended.unwrap().ended, Ended::Now);
     let read = engine.read_budgets(&check, None).await.unwrap();
     assert_eq!((read[0].view.usage.settled, read[0].view.held), (Amount(70), Amount(0)));
+}
+
+async fn wait_until(is_true: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !is_true().await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    soon("a repeated call", wait).await;
+}
+
+#[tokio::test]
+async fn lost_replies_leave_no_hold_and_lose_no_settle() {
+    let store = late();
+    let engine = engine_with(store.clone(), "estimate: max_tokens", TOKENS, false);
+    let (check, covered) = (acme(), &check_of(Vec::new()));
+    let start = |id: &'static str| {
+        let reserve = Reserve { id, covered: &check, tokens: Some(100) };
+        let start = RequestStart { covered, budgets: BudgetUse::Reserve(reserve) };
+        engine.admit_request(start, &check, None, PermitLifetime::UntilReleased)
+    };
+    let amounts = async || {
+        let read = engine.read_budgets(&check, None).await.unwrap();
+        (read[0].view.usage.settled.0, read[0].view.held.0)
+    };
+    store.lost.store(1, Relaxed);
+    let refused = start("request-1").await;
+    assert!(matches!(refused, Err(CheckError::StoreUnavailable(_))), "{refused:?}");
+    assert_eq!(amounts().await, (0, 100), "the reserve without a reply made a hold");
+    wait_until(async || amounts().await == (0, 0)).await;
+    assert!(is_allowed(&start("request-2").await.unwrap()));
+    store.lost.store(2, Relaxed);
+    let settled = engine.settle(&check, "request-2", used(70), None).await;
+    assert!(matches!(settled, Err(CheckError::StoreUnavailable(_))), "{settled:?}");
+    // The second lost reply is that of the repeated call.
+    wait_until(async || store.lost.load(Relaxed) == 0).await;
+    assert_eq!(amounts().await, (70, 0), "a repeated settle charges once");
+}
+
+#[test]
+fn a_missing_price_affects_only_budgets_of_money() {
+    let descriptors = "- {key: org, budget: {amount: 1k tokens, unit: month}}\n\
+                       - {key: team, budget: {amount: 1 usd, unit: month}, shadow_mode: true}\n";
+    let engine = engine_at("prices: models", descriptors, false);
+    let check =
+        || check_of(vec![descriptor(&[("org", "acme")], 1), descriptor(&[("team", "t")], 1)]);
+    // The budget of money is in shadow mode, so it does not deny.
+    assert!(is_allowed(&reserve(&engine, &check(), "request-1", 40).unwrap()));
+    assert_eq!(amounts(&engine, &check()), [(0, 40), (0, 0)]);
+    block_on(engine.settle(&check(), "request-1", used(30), None)).unwrap();
+    assert_eq!(amounts(&engine, &check()), [(30, 0), (0, 0)]);
 }
 
 #[test]
