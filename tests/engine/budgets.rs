@@ -6,6 +6,7 @@
 //! |---|---|
 //! | a denial by a rate limit keeps the holds | `a_rate_limit_that_denies_cancels_the_holds` |
 //! | a call is sent again if its reply is late | `a_store_that_replies_later_gets_each_call_once` |
+//! | a failed call is not repeated | `lost_replies_leave_no_hold_and_lose_no_settle` |
 //! | only the last rule of a descriptor counts | `a_descriptor_reserves_in_the_budgets_of_all_its_entries` |
 
 use std::sync::Arc;
