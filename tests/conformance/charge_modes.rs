@@ -134,7 +134,7 @@ fn a_changed_gcra_limit_keeps_its_debt_in_hits() {
     let old = Strategy::Gcra(Gcra::new(10, DAY, 10).unwrap());
     let new = Strategy::Gcra(Gcra::new(6, Nanos::from_secs(3_600), 6).unwrap());
     let stores = Stores::start();
-    // GCRA cannot be leased with `max_overshoot: 0`, so only stores are tested.
+    // A replica replaces the lease of an old limit, so only stores are tested.
     for backend in stores.stores() {
         let backend = &*backend;
         execute(backend, NEW_YEAR, &each([charge("a", old, 4)]));

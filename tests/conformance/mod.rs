@@ -222,7 +222,7 @@ fn wait_connected(store: &impl CounterStore) {
 }
 
 /// Runs `property` on every empty store and strategy, with `limit` per day.
-/// For strategies that can be leased with `max_overshoot: 0`, balances must cover some charges.
+/// The balances of stores with leases must cover some charges.
 fn on_every_backend(limit: u32, property: impl Fn(&dyn CounterStore, Strategy)) {
     let stores = Stores::start();
     for strategy in strategies(limit).into_iter().chain([calendar(limit)]) {

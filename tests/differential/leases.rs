@@ -160,14 +160,17 @@ impl LeaseTrace {
             let (strategy, terms) = (self.limit, self.terms);
             return LeaseMessage { borrow, strategy, terms, ..last };
         }
-        view.number += 1 + dice.up_to(2);
+        let is_without_lease = dice.once_in(20);
+        if !is_without_lease {
+            view.number += 1 + dice.up_to(2);
+        }
         let held = dice.pick(&[view.held, view.held, view.held / 2, 0, u64::MAX]);
         let amount = |dice: &mut Dice| {
             let any = dice.up_to(most);
             dice.pick(&[0, 0, 1, 2, 5, left, left / 3, left + 1, most + 1, any, u64::MAX])
         };
         let borrow = BorrowRequest {
-            number: MessageNumber(view.number),
+            number: MessageNumber(if is_without_lease { 0 } else { view.number }),
             hits: Hits(amount(dice)),
             wanted: Hits(amount(dice)),
             demand: Hits(dice.pick(&[0, 1, 1, 3, 100, 1 << 20, u64::MAX])),
@@ -204,6 +207,9 @@ impl LeaseTrace {
     }
 
     fn apply_reply(&mut self, replica: usize, message: LeaseMessage, lent: LeaseOutcome) {
+        if message.borrow.number == MessageNumber(0) {
+            return;
+        }
         let view = &mut self.views[replica];
         if let LeaseOutcome::Applied(answer) = lent {
             view.held = answer.kept.0 + answer.granted.0;
@@ -240,8 +246,11 @@ fn terms(dice: &mut Dice, limit: &Strategy) -> LeaseTerms {
     let most = u64::from(limit.max_at_once());
     let budget = dice.pick(&[0, 1, most / 10, most / 2, most, u64::from(u32::MAX)]);
     let term = (span(limit).0 / dice.pick(&[1, 2, 10, 100])).min(1 << 56) / 1_000 * 1_000;
-    let overshoot =
-        if dice.once_in(3) { Overshoot::InWindow } else { Overshoot::AtMost(Hits(budget)) };
+    let overshoot = match dice.up_to(5) {
+        0 | 1 => Overshoot::InWindow,
+        2 | 3 => Overshoot::Exact(Hits(budget)),
+        _ => Overshoot::AtMost(Hits(budget)),
+    };
     LeaseTerms { overshoot, duration: Nanos(term.max(1_000)), sizing: LeaseSizing::Learned }
 }
 

@@ -92,8 +92,7 @@ pub struct Defaults {
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
     /// For `leased`: the most hits above the limit that the whole fleet may allow, as a number or a
-    /// percentage of the limit such as `2%`. 0 needs `fixed_window`, and then no window exceeds the
-    /// limit.
+    /// percentage of the limit such as `2%`.
     #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
 }
@@ -210,8 +209,7 @@ pub struct RateLimit {
     #[schemars(schema_with = "schema::mode")]
     pub mode: Option<Spanned<String>>,
     /// For `leased`: the most hits above the limit that the whole fleet may allow, as a number or a
-    /// percentage of the limit such as `2%`. 0 needs `fixed_window`, and then no window exceeds the
-    /// limit.
+    /// percentage of the limit such as `2%`.
     #[schemars(schema_with = "schema::overshoot")]
     pub max_overshoot: Option<Spanned<String>>,
     /// For `leased`: the hits that a replica borrows at a time. Default: learned from demand.

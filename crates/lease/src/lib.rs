@@ -9,6 +9,7 @@
 //! - The stores, apart from their interface.
 //! - Configuration, metrics and protocols.
 
+pub mod beside_leases;
 pub mod charge_subset;
 pub mod clock;
 pub mod half_hasher;

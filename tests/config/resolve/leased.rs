@@ -48,6 +48,17 @@ fn max_overshoot_is_hits_or_a_percentage_rounded_down() {
 }
 
 #[test]
+fn without_windows_zero_overshoot_leases_a_tenth_of_the_limit() {
+    let exact = |hits| Overshoot::Exact(Hits(hits));
+    for strategy in ["gcra", "sliding_window", "sliding_log"] {
+        assert_eq!(leased_overshoot(strategy, "0"), exact(60));
+        assert_eq!(leased_overshoot(strategy, "0.0%"), exact(60));
+    }
+    assert_eq!(leased_overshoot("gcra, burst: 50", "0"), exact(5));
+    assert_eq!(leased_overshoot("gcra, burst: 3", "0"), exact(1), "at least one hit");
+}
+
+#[test]
 fn impossible_or_ineffective_max_overshoot_is_refused() {
     let with = |strategy: &str, overshoot: &str, expected: &[&str]| {
         let text = "unit: minute, requests_per_unit: 600, mode: leased";
@@ -56,12 +67,6 @@ fn impossible_or_ineffective_max_overshoot_is_refused() {
             expected,
         );
     };
-    for strategy in ["gcra", "sliding_window", "sliding_log"] {
-        let expected =
-            format!("E32 `max_overshoot: 0` cannot be combined with `strategy: {strategy}`");
-        with(strategy, "0", &[&expected]);
-        with(strategy, "0.0%", &[&expected]);
-    }
     for strategy in ["fixed_window", "gcra"] {
         with(strategy, "0.1%", &["E38 this percentage of 600 hits is less than one hit"]);
         with(strategy, "601", &["E38 `max_overshoot` is larger than the limit of 600"]);

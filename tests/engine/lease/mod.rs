@@ -3,6 +3,7 @@
 mod all_or_nothing;
 mod check;
 mod denials;
+mod exact;
 mod forced_deny;
 mod refill;
 mod refunds;

@@ -1,8 +1,9 @@
 //! Measures the used part of an overloaded limit and the store calls per check, for several fleet
 //! sizes.
 //!
-//! Real engines with manual clocks get checks at 150 % of 6,000 hits per minute, with at most 10 %
-//! outstanding. `cargo test --test all -- --nocapture lease::utilization` prints the table of
+//! Real engines with manual clocks get checks at 150 % of 6,000 hits per minute. At most 10 % are
+//! outstanding, and with `max_overshoot: 0` they occupy the limit.
+//! `cargo test --test all -- --nocapture lease::utilization` prints the table of
 //! docs/guides/lease-limits.md. With `SLUICEGATE_PICTURES=docs/pictures` it also draws the pictures.
 
 use std::sync::Arc;
@@ -24,8 +25,6 @@ const LIMIT: u64 = 6_000;
 
 /// Checks per 100 ms: 150 per second, and the limit allows 100.
 const CHECKS_PER_TENTH: u64 = 15;
-
-const MINUTES: u64 = 1;
 
 /// Distribution of the checks over the replicas.
 #[derive(Clone, Copy, Debug)]
@@ -68,13 +67,35 @@ impl Demand {
     }
 }
 
+/// A leased limit, and what its fleet must use of it.
+#[derive(Clone, Copy)]
+struct Leased {
+    strategy: &'static str,
+    max_overshoot: &'static str,
+    /// Hits.
+    most_above: u64,
+    fleets: &'static [usize],
+    minutes: u64,
+}
+
+const TENTH: Leased = Leased {
+    strategy: "",
+    max_overshoot: "10%",
+    most_above: LIMIT / 10,
+    fleets: &FLEETS,
+    minutes: 1,
+};
+
+const EXACT: Leased = Leased { max_overshoot: "0", most_above: 0, fleets: &[2, 64], ..TENTH };
+
 /// Returns the allowed hits and the calls per check.
-async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
+async fn run(leased: &Leased, replicas: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
+    let Leased { strategy, max_overshoot, minutes, .. } = leased;
     let store = FaultyStore::new();
-    let burst = if strategy == "gcra" { ", burst: 100" } else { "" };
+    let burst = if *strategy == "gcra" { ", burst: 100" } else { "" };
     let limits = format!(
         "- key: k\n  rate_limit: {{unit: minute, requests_per_unit: {LIMIT}, strategy: {strategy}{burst}, \
-         mode: leased, max_overshoot: 10%}}\n"
+         mode: leased, max_overshoot: {max_overshoot}}}\n"
     );
     // Read once, because 512 replicas have the same configuration.
     let config = engine(&store, &limits).config().unwrap();
@@ -86,7 +107,7 @@ async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -
     };
     let fleet: Vec<Engine> = (0..replicas).map(replica).collect();
     let (mut allowed, mut checks) = (0, 0_u32);
-    for tenth in 0..MINUTES * 600 {
+    for tenth in 0..minutes * 600 {
         for _ in 0..CHECKS_PER_TENTH {
             let engine = &fleet[demand.next_replica(replicas, tenth, dice)];
             let check = check(&[("k", "v")], Cost::Charge(Hits(1)));
@@ -110,34 +131,44 @@ async fn run(strategy: &str, replicas: usize, demand: Demand, dice: &mut Dice) -
 
 #[tokio::test]
 async fn excess_demand_uses_nearly_all_hits_of_a_fixed_window() {
-    uses_nearly_all("fixed_window").await;
+    uses_nearly_all(&Leased { strategy: "fixed_window", ..TENTH }).await;
 }
 
 #[tokio::test]
 async fn excess_demand_uses_nearly_all_hits_of_a_gcra_limit() {
-    uses_nearly_all("gcra").await;
+    uses_nearly_all(&Leased { strategy: "gcra", ..TENTH }).await;
+}
+
+#[tokio::test]
+async fn exact_leases_use_nearly_all_hits_and_none_above_the_limit() {
+    uses_nearly_all(&Leased { strategy: "gcra", ..EXACT }).await;
+    let sliding = Leased { minutes: 2, ..EXACT };
+    uses_nearly_all(&Leased { strategy: "sliding_window", ..sliding }).await;
+    uses_nearly_all(&Leased { strategy: "sliding_log", ..sliding }).await;
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
-async fn uses_nearly_all(strategy: &str) {
+async fn uses_nearly_all(leased: &Leased) {
+    let Leased { strategy, max_overshoot, most_above, fleets, minutes } = *leased;
     let seed = seed();
     let (mut dice, mut failures, mut points) = (Dice::new(seed), Vec::new(), Vec::new());
-    let allowed_hits = LIMIT * MINUTES + if strategy == "gcra" { 100 } else { 0 };
+    let allowed_hits = LIMIT * minutes + if strategy == "gcra" { 100 } else { 0 };
     println!("SLUICEGATE_SEED={seed}");
     for demand in DEMANDS {
-        for replicas in FLEETS {
-            let (allowed, calls) = run(strategy, replicas, demand, &mut dice).await;
+        for &replicas in fleets {
+            let (allowed, calls) = run(leased, replicas, demand, &mut dice).await;
             let share = allowed * 1_000 / allowed_hits;
             let used = f64::from(u32::try_from(share).unwrap()) / 1_000.0;
             points.push(Point { demand: demand.name(), replicas, share: used, calls });
             let shown = format!("{}.{:03}", share / 1_000, share % 1_000);
             println!("| `{strategy}` | {demand:?} | {replicas} | {shown} | {calls:.3} |");
-            if share < 950 || allowed_hits + LIMIT / 10 < allowed {
+            if share < 950 || allowed_hits + most_above < allowed {
                 failures.push((demand, replicas, share));
             }
         }
     }
-    if let Ok(pictures) = std::env::var("SLUICEGATE_PICTURES") {
+    let picture = (max_overshoot == "10%").then(|| std::env::var("SLUICEGATE_PICTURES").ok());
+    if let Some(pictures) = picture.flatten() {
         std::fs::write(format!("{pictures}/leases_{strategy}.svg"), svg(strategy, &points, 0.95))
             .unwrap();
     }

@@ -5,6 +5,7 @@
 //! | `12` | 12 hits |
 //! | `2%` | ⌊600·2/100⌋ = 12 hits |
 //! | `0`, `fixed_window` | the hits left in the window; leases end with it |
+//! | `0`, other strategies | ⌊600/10⌋ = 60 hits, which occupy the limit |
 //!
 //! Guarantees:
 //! - The hits of a percentage are rounded down.
@@ -45,8 +46,6 @@ pub(super) enum OvershootAmount {
 
 /// The reason why a `max_overshoot` is invalid for a limit.
 pub(super) enum OvershootError {
-    /// The amount is 0, but the strategy has no windows with which leases could end.
-    NoWindows,
     /// The percentage of the limit is less than one hit.
     BelowOneHit,
     AboveLimit,
@@ -79,10 +78,12 @@ impl OvershootAmount {
         }
     }
 
-    /// Returns the most hits that may be outstanding for a limit of `requests` hits.
+    /// Returns the most hits that may be outstanding for a limit of `requests` hits, `burst` of them at
+    /// one instant.
     pub(super) fn for_limit(
         self,
         requests: u32,
+        burst: u32,
         strategy: StrategyKeyword,
     ) -> Result<Overshoot, OvershootError> {
         let limit = u64::from(requests);
@@ -90,7 +91,9 @@ impl OvershootAmount {
             Self::Hits(0) | Self::BasisPoints(0) if strategy == StrategyKeyword::FixedWindow => {
                 return Ok(Overshoot::InWindow);
             }
-            Self::Hits(0) | Self::BasisPoints(0) => return Err(OvershootError::NoWindows),
+            Self::Hits(0) | Self::BasisPoints(0) => {
+                return Ok(Overshoot::Exact(sizer::max_lease(burst)));
+            }
             Self::Hits(hits) => hits,
             Self::BasisPoints(part) => {
                 limit.saturating_mul(part.min(WHOLE_IN_BASIS_POINTS + 1)) / WHOLE_IN_BASIS_POINTS
@@ -110,14 +113,8 @@ impl OvershootAmount {
 pub(super) fn error_message_and_fix(
     error: &OvershootError,
     requests: u32,
-    strategy: StrategyKeyword,
 ) -> (Code, String, String) {
     match error {
-        OvershootError::NoWindows => (
-            Code::Contradiction,
-            format!("`max_overshoot: 0` cannot be combined with `strategy: {strategy}`"),
-            "use at least 1, or `strategy: fixed_window`, or `mode: exact`".to_owned(),
-        ),
         OvershootError::BelowOneHit => (
             Code::OutOfRange,
             format!("this percentage of {requests} hits is less than one hit"),
@@ -162,6 +159,11 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     let bound = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are leased at one time"),
         Overshoot::InWindow => "leases end with their window".to_owned(),
+        Overshoot::Exact(Hits(hits)) => {
+            format!(
+                "at most {hits} hits are leased at one time, and none is allowed above the limit"
+            )
+        }
     };
     Some((expected_calls, format!("a lease expires after {}; {bound}", terms.duration)))
 }
@@ -182,7 +184,7 @@ fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     let demand = u64::try_from(hits_per_span).unwrap_or(u64::MAX) / fleet;
     sizer.record_check(Nanos(0), Hits(demand));
     let hits_per_replica = match terms.overshoot {
-        Overshoot::AtMost(Hits(hits)) => hits / fleet,
+        Overshoot::AtMost(Hits(hits)) | Overshoot::Exact(Hits(hits)) => hits / fleet,
         // In the middle of a window, half of its hits are left to borrow.
         Overshoot::InWindow => requests / 2 / fleet,
     };

@@ -28,6 +28,7 @@ use crate::store::{
 };
 use crate::telemetry::trace;
 use crate::{CheckError, Decision};
+use sluicegate_lease::beside_leases;
 use sluicegate_lease::charge_subset::{self, ChargeSubset};
 
 type CheckResult = Result<Decision, CheckError>;
@@ -194,7 +195,7 @@ impl Engine {
     fn try_now(&self, prepared: &PreparedCheck<'_, '_>) -> Option<CheckResult> {
         let PreparedCheck { now, plan, .. } = prepared;
         if self.store().is_synchronous() {
-            let StoreReply::Ready(outcomes) = self.store().charge(*now, &plan.charges) else {
+            let Some(outcomes) = self.charge_now(*now, plan) else {
                 return Some(self.decide_from_outcomes(
                     prepared,
                     &fail_all(&plan.charges, StoreFailure::TimedOut),
@@ -206,6 +207,18 @@ impl Engine {
         let mut outcomes = Outcomes::new();
         leases.try_charge(*now, &plan.charges, plan.lease_terms(), &mut outcomes)?;
         Some(Ok(self.write_decision(prepared, outcomes.into_iter().map(ChargeDecision::Store))))
+    }
+
+    /// Makes the charges of `plan` in a store that replies at once.
+    fn charge_now(&self, now: Nanos, plan: &CheckPlan<'_>) -> Option<Outcomes> {
+        if beside_leases::needs_lease_table(plan.lease_terms()) {
+            let terms: ChargeTerms<'_> = plan.lease_terms().collect();
+            return beside_leases::charge(self.store(), now, &plan.charges, &terms).now_or_never();
+        }
+        match self.store().charge(now, &plan.charges) {
+            StoreReply::Ready(outcomes) => Some(outcomes),
+            StoreReply::Pending(_) => None,
+        }
     }
 
     /// Decides a check with one store call, ignoring leases and the deny cache.
@@ -304,6 +317,9 @@ impl Engine {
             Some(leases) if terms.iter().any(Option::is_some) => {
                 self.wait_until_deadline(leases.charge(now, charges, &terms), charges, deadline)
                     .await
+            }
+            None if beside_leases::needs_lease_table(terms.iter().copied()) => {
+                beside_leases::charge(self.store(), now, charges, &terms).await
             }
             _ => self.charge_store(now, charges, deadline).await,
         }

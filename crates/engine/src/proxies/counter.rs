@@ -10,6 +10,7 @@
 //! - The leases of this replica (see [`crate::lease`]).
 //! - The deadline of a call, which the store enforces.
 
+use sluicegate_lease::beside_leases;
 use smallvec::smallvec;
 
 use super::ProxyConnection;
@@ -115,9 +116,10 @@ impl Engine {
         hits: Hits,
     ) -> Result<ChargeOutcome, ProxyCallError> {
         let charge = async |windows_at| {
-            let (charge, _) = self.plan_proxy_charge(counter, hits, windows_at)?;
+            let (charge, terms) = self.plan_proxy_charge(counter, hits, windows_at)?;
             let charges = Charges { list: smallvec![charge], mode: ChargeMode::Each };
-            let outcomes = self.charge_store(self.clock.now(), &charges, None).await;
+            let (store, now, terms) = (self.store(), self.clock.now(), [Some(&terms)]);
+            let outcomes = beside_leases::charge(store, now, &charges, &terms).await;
             let missing = ChargeOutcome::Failed(StoreFailure::InvalidReply);
             Ok(outcomes.first().copied().unwrap_or(missing))
         };

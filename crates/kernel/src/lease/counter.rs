@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::rate::gcra::{Gcra, Tat};
+use crate::rate::limit::Tick;
 use crate::rate::sliding_log::{ArrivalLog, SlidingLog};
 use crate::rate::sliding_window::{SlidingWindow, WindowPair};
 use crate::rate::{CounterDecision, Headroom};
@@ -56,6 +57,80 @@ impl AnyCounter<'_> {
             Self::SlidingWindow(limit, state) => limit.charge(state, now, hits),
             Self::SlidingLog(limit, state) => limit.charge(state, now, hits),
         }
+    }
+
+    /// Charges `hits` beside `occupied` hits, which are outstanding and not charged. Decides as if the
+    /// occupied hits were charged now. A denial charges nothing.
+    ///
+    /// Leases of `duration` may end without being spent. So `hits` that an empty counter allows are
+    /// never denied for good.
+    pub fn charge_beside(
+        &mut self,
+        now: Nanos,
+        (occupied, duration): (Hits, Nanos),
+        hits: Hits,
+    ) -> CounterDecision {
+        let unchanged = self.charge(now, Hits(0));
+        let step = match self.peek(now, occupied.plus(hits)) {
+            _ if hits == Hits(0) => unchanged,
+            CounterDecision::ExceedsLimit(headroom) if hits <= self.max_at_once() => {
+                let (tick, longest) = self.tick_and_longest_reset();
+                let lease = tick.nanos(duration.0.div_ceil(tick.size().0));
+                CounterDecision::Deny { retry_after: lease.plus(longest), headroom }
+            }
+            CounterDecision::Allow(_) => self.charge(now, hits),
+            denial => denial,
+        };
+        with_headroom(step, self.headroom_beside(now, occupied))
+    }
+
+    /// Returns the headroom as if `occupied` hits were charged now.
+    #[must_use]
+    pub fn headroom_beside(&self, now: Nanos, occupied: Hits) -> Headroom {
+        match self.peek(now, occupied) {
+            CounterDecision::Allow(room) => room,
+            // A reload lowered the limit.
+            denial => Headroom { remaining: Hits(0), ..headroom_of(denial) },
+        }
+    }
+
+    /// Charges hits that were spent already. After a reload that lowered the limit, only as many as
+    /// remain: the counter is then full.
+    pub fn charge_spent(&mut self, now: Nanos, hits: Hits) {
+        if hits != Hits(0) {
+            let remaining = headroom_of(self.peek(now, Hits(0))).remaining;
+            self.charge(now, hits.min(remaining));
+        }
+    }
+
+    /// The longest time until a full counter is empty; 0 for fixed windows.
+    #[must_use]
+    pub fn longest_reset(&self) -> Nanos {
+        self.tick_and_longest_reset().1
+    }
+
+    fn tick_and_longest_reset(&self) -> (Tick, Nanos) {
+        let (tick, ticks) = match self {
+            Self::Gcra(limit, _) => {
+                let hits = u64::from(limit.refill_rate().hits).max(1);
+                (limit.tick(), limit.capacity().div_ceil(hits))
+            }
+            Self::FixedWindow(..) => (Tick::Micro, 0),
+            Self::SlidingWindow(limit, _) => {
+                (limit.tick(), limit.refill_rate().ticks.get().saturating_mul(2))
+            }
+            Self::SlidingLog(limit, _) => (Tick::Micro, Tick::Micro.floor(limit.period())),
+        };
+        (tick, tick.nanos(ticks))
+    }
+
+    fn max_at_once(&self) -> Hits {
+        Hits(u64::from(match self {
+            Self::Gcra(limit, _) => limit.burst(),
+            Self::FixedWindow(limit, _) => limit.limit(),
+            Self::SlidingWindow(limit, _) => limit.limit(),
+            Self::SlidingLog(limit, _) => limit.limit(),
+        }))
     }
 
     /// Refunds the newest `hits`, and returns the result of the strategy's refund.

@@ -18,6 +18,11 @@
 //! With `max_overshoot: 0` on a fixed window, leases end with their window. No hits
 //! are outstanding when a window begins, so no window allows more than the limit.
 //!
+//! With `max_overshoot: 0` and another strategy, leases are *exact*: outstanding hits are not charged
+//! when they are leased. They *occupy* the limit, which means that the store decides as if all of
+//! them were charged now. They are charged when the replica reports them as spent, or after the
+//! lease expired. Then no interval allows more hits than the limit.
+//!
 //! **Proof.** Each allowed hit was charged exactly once: directly, or when it was leased. Thus a
 //! hit allowed in an interval was charged in it, or was outstanding at the start. The strategy
 //! enforces the limit on the hits that were charged and not returned. A returned hit frees room
@@ -37,6 +42,14 @@
 //! arrives. The report includes hits of undecided checks, which may return to the balance. Lost,
 //! late and repeated messages therefore change no count. A message that certainly never left the
 //! replica is undone, unless the replica wrote a newer one.
+//!
+//! **Proof for exact leases.** At every instant the counter allows all outstanding hits at once.
+//! - Time only frees hits of the counter. A charge or a grant is allowed beside all outstanding
+//!   hits. A report and an expiry move hits from the outstanding ones to the counter, so the sum is
+//!   unchanged.
+//! - Take an interval. Each hit that was spent in it was charged later in it, or is outstanding at
+//!   its end. A later charge counts for longer. So the counter and the outstanding hits at its end
+//!   include all of them, and together they are within the limit.
 //!
 //! Guarantees:
 //! - The bound above holds while the store keeps its state, its clock never jumps forward, and
@@ -77,6 +90,9 @@ pub enum Overshoot {
     /// As many hits as the limit has left, and every lease ends with its window. Only for fixed
     /// windows: other strategies have no window end, so their counters grant no leases.
     InWindow,
+    /// At most this many hits. They occupy the limit, so no hit is allowed above it. Not for fixed
+    /// windows: their counters grant no such leases.
+    Exact(Hits),
 }
 
 /// One start of a replica. After a restart, the store treats the process as another replica.
@@ -91,7 +107,8 @@ pub struct ReplicaIncarnation(pub u64);
 )]
 pub struct MessageNumber(pub u64);
 
-/// A replica's message to the store about one key. A repeated message is applied once.
+/// A replica's message to the store about one key. A repeated message is applied once, unless its
+/// number is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BorrowRequest {
     /// Supersedes every message of this replica with a smaller number.
@@ -113,6 +130,15 @@ pub struct BorrowRequest {
 }
 
 impl BorrowRequest {
+    /// Returns a message that only charges `hits`, beside the outstanding hits of all replicas. Its
+    /// number is 0, so it is neither ordered nor applied once.
+    #[must_use]
+    pub const fn without_lease(hits: Hits) -> Self {
+        let number = MessageNumber(0);
+        let (wanted, demand, balance, returned) = (Hits(0), Hits(0), Hits(0), Hits(0));
+        Self { number, hits, wanted, demand, balance, returned, last_lease: number }
+    }
+
     /// Adds the returned hits of `last_message`, the last message of an earlier balance of the same
     /// key and replica. One message replaces two, because the store ignores a message that is older
     /// than the last one it applied.
@@ -141,6 +167,11 @@ pub struct BorrowReply {
 }
 
 impl BorrowReply {
+    const fn without_grant(number: MessageNumber, decision: CounterDecision) -> Self {
+        let (granted, kept, outstanding_elsewhere) = (Hits(0), Hits(0), Hits(0));
+        Self { number, decision, granted, kept, outstanding_elsewhere, valid_for: Nanos(0) }
+    }
+
     /// Returns `decision` with the headroom as this replica sees it. Hits that the lease table
     /// lists for this replica are charged to the counter but still available in this replica. The
     /// sum is at most the hits that an empty counter allows at once.

@@ -9,14 +9,21 @@
 //! | by budget: ⌊budget·demand / total⌋ − kept, at most budget − outstanding | 75, at most 80 |
 //! | granted = the minimum of both and `wanted` | 30 |
 //!
+//! [Exact](Overshoot::Exact) leases occupy the limit. Example: 40 hits are left, and 20 are
+//! outstanding. A check for 10 hits is charged, and up to 10 hits are granted. When 20 hits are
+//! reported as spent, they are charged.
+//!
 //! Guarantees:
-//! - Outstanding hits were charged and never exceed the budget.
+//! - Outstanding hits were charged or occupy the limit, and never exceed the budget.
 //! - A repeated message gets a reply again and is charged once.
 //! - A superseded message charges nothing.
 //! - Only hits that the table lists are refunded, and only if [`AnyCounter::refund`] finds their
 //!   charge.
 //! - The budget does not limit the hits of a check itself: they are spent at once, never
 //!   outstanding.
+//!
+//! - The next message for a key charges the hits of its expired exact leases. The table is kept
+//!   until such a charge would be past.
 //!
 //! Not covered:
 //! - The clock, which is the store's and must not jump forward.
@@ -72,6 +79,7 @@ struct LeaseRecord {
 
 impl LeaseTable {
     /// Applies a message: the report, the returned hits, the hits of the check, and a grant.
+    /// A message with number 0 only charges the hits of the check, beside all outstanding hits.
     ///
     /// Returns `None` if a later message of this replica was applied
     /// before. Then nothing is charged, and no caller waits for the
@@ -86,16 +94,29 @@ impl LeaseTable {
     ) -> Option<BorrowReply> {
         let now = Tick::Micro.nanos(Tick::Micro.floor(now));
         if counter.peek(now, Hits(0)) == CounterDecision::OutsideWindows {
-            return Some(reply_without_grant(borrow, CounterDecision::OutsideWindows));
+            return Some(BorrowReply::without_grant(
+                borrow.number,
+                CounterDecision::OutsideWindows,
+            ));
         }
-        self.remove_expired(now);
+        self.remove_expired(counter, terms, now);
+        if borrow.number == MessageNumber(0) {
+            let outstanding_elsewhere = self.outstanding(now);
+            let step = charge_own(counter, terms, now, outstanding_elsewhere, borrow.hits);
+            return Some(BorrowReply {
+                outstanding_elsewhere,
+                ..BorrowReply::without_grant(borrow.number, step)
+            });
+        }
         let mut record = self.take_record(member);
         if borrow.number < record.last_message {
             self.put_record(record);
             return None;
         }
         let mut reply = if record.last_message == borrow.number {
-            repeat_reply(&mut record, counter, now, borrow)
+            let outstanding = self.outstanding(now).plus(record.balance_at(now));
+            let occupied = if is_exact(terms, counter) { outstanding } else { Hits(0) };
+            repeat_reply(&mut record, counter, terms, now, borrow, occupied)
         } else {
             self.apply_new(&mut record, counter, terms, now, borrow)
         };
@@ -129,8 +150,18 @@ impl LeaseTable {
         self.records.iter().map(|record| record.forget_at).max().unwrap_or_default()
     }
 
-    fn remove_expired(&mut self, now: Nanos) {
-        self.records.retain(|record| now < record.forget_at);
+    /// Removes expired records. Charges the hits of exact leases, which may have been spent.
+    fn remove_expired(&mut self, counter: &mut AnyCounter, terms: &LeaseTerms, now: Nanos) {
+        let is_exact = is_exact(terms, counter);
+        let mut spent = Hits(0);
+        self.records.retain(|record| {
+            let is_kept = now < if is_exact { record.expires_at } else { record.forget_at };
+            if is_exact && !is_kept && now < record.forget_at {
+                spent = spent.plus(record.balance);
+            }
+            is_kept
+        });
+        counter.charge_spent(now, spent);
     }
 
     /// Removes and returns the record of `member`; creates one if there is none.
@@ -156,25 +187,35 @@ impl LeaseTable {
         now: Nanos,
         borrow: &BorrowRequest,
     ) -> BorrowReply {
-        record.apply_report(counter, now, borrow);
+        let is_exact = is_exact(terms, counter);
+        record.apply_report(counter, is_exact, now, borrow);
         let kept = record.balance;
-        let mut step = counter.charge(now, borrow.hits);
-        record.is_allowed = borrow.hits.0 == 0 || matches!(step, CounterDecision::Allow(_));
+        let occupied = self.outstanding(now).plus(kept);
+        let mut step = charge_own(counter, terms, now, occupied, borrow.hits);
+        record.is_allowed = borrow.hits.0 == 0 || is_allowed(step);
         record.granted = Hits(0);
         if record.is_allowed {
             let most = self.max_grant(record, terms, now, headroom_of(step).remaining, counter);
-            if let Some(room) = record.grant(counter, now, borrow.wanted.min(most)) {
-                step = with_headroom(step, room);
-            }
+            let hits = borrow.wanted.min(most);
+            let room = if is_exact {
+                record.list_grant(hits);
+                Some(counter.headroom_beside(now, occupied.plus(hits)))
+            } else {
+                record.grant(counter, now, hits)
+            };
+            step = room.map_or(step, |room| with_headroom(step, room));
         }
         let valid_for = lease_duration(terms, counter, headroom_of(step));
         record.expires_at = now.plus(valid_for);
         record.forget_at = now.plus(terms.duration);
+        if is_exact {
+            record.forget_at = record.forget_at.plus(counter.longest_reset());
+        }
         BorrowReply {
             granted: record.granted,
             kept,
             valid_for,
-            ..reply_without_grant(borrow, step)
+            ..BorrowReply::without_grant(borrow.number, step)
         }
     }
 
@@ -196,7 +237,8 @@ impl LeaseTable {
         match terms.overshoot {
             Overshoot::InWindow if counter.has_windows() => by_limit,
             Overshoot::InWindow => Hits(0),
-            Overshoot::AtMost(budget) => {
+            Overshoot::Exact(_) if counter.has_windows() => Hits(0),
+            Overshoot::AtMost(budget) | Overshoot::Exact(budget) => {
                 let unused = budget.less(self.outstanding(now)).less(record.balance);
                 let by_budget =
                     proportional_share(budget, record.demand, others).less(record.balance);
@@ -211,11 +253,45 @@ impl LeaseRecord {
         if now < self.expires_at { self.balance } else { Hits(0) }
     }
 
-    /// Applies the replica's report of its balance, and refunds the returned hits.
-    fn apply_report(&mut self, counter: &mut AnyCounter, now: Nanos, borrow: &BorrowRequest) {
+    /// Applies the replica's report of its balance. Refunds the returned hits, or charges the spent
+    /// hits of an exact lease.
+    fn apply_report(
+        &mut self,
+        counter: &mut AnyCounter,
+        is_exact: bool,
+        now: Nanos,
+        borrow: &BorrowRequest,
+    ) {
         let listed = self.balance_at(now);
         let kept = listed.min(borrow.balance);
         let left = listed.min(kept.plus(borrow.returned));
+        if is_exact {
+            counter.charge_spent(now, listed.less(left).less(self.unsettled(borrow)));
+            self.newest = Default::default();
+        } else {
+            self.refund_returned(counter, now, borrow, (kept, left));
+        }
+        self.balance = kept;
+        self.last_message = borrow.number;
+        self.demand = borrow.demand.max(Hits(1)).min(MAX_DEMAND);
+    }
+
+    /// Returns the hits of the newest grant if the replica has not settled it. It ignores the reply
+    /// from now on, so they are unspent. A new balance of the same key and replica has settled no
+    /// grant; the earlier balance may have spent these hits.
+    fn unsettled(&self, borrow: &BorrowRequest) -> Hits {
+        let is_new = borrow.last_lease == MessageNumber(0);
+        if is_new || borrow.last_lease == self.last_lease { Hits(0) } else { self.granted }
+    }
+
+    /// Refunds the returned hits of a lease: those between `kept` and `left` hits.
+    fn refund_returned(
+        &mut self,
+        counter: &mut AnyCounter,
+        now: Nanos,
+        borrow: &BorrowRequest,
+        (kept, left): (Hits, Hits),
+    ) {
         let (location, fresh) = self.newest;
         let fresh = fresh.min(left);
         // With different numbers, the replica has not settled the newest grant, so it returns older
@@ -226,9 +302,6 @@ impl LeaseRecord {
             counter.refund(now, location, returned);
         }
         self.newest = (location, fresh.less(returned).min(kept));
-        self.balance = kept;
-        self.last_message = borrow.number;
-        self.demand = borrow.demand.max(Hits(1)).min(MAX_DEMAND);
     }
 
     /// Charges a grant and lists it. Returns `None` if nothing was charged.
@@ -240,51 +313,73 @@ impl LeaseRecord {
         let location = counter.locate_charge(now);
         let before = if self.newest.0 == location { self.newest.1 } else { Hits(0) };
         self.newest = (location, before.plus(hits));
-        self.last_lease = self.last_message;
-        self.granted = hits;
-        self.balance = self.balance.plus(hits);
+        self.list_grant(hits);
         Some(room)
+    }
+
+    fn list_grant(&mut self, hits: Hits) {
+        if hits != Hits(0) {
+            self.last_lease = self.last_message;
+            self.granted = hits;
+            self.balance = self.balance.plus(hits);
+        }
     }
 }
 
-/// Replies to a repeated message with the first result, as far as it is still valid.
+/// Returns `true` for leases whose hits occupy the limit.
+const fn is_exact(terms: &LeaseTerms, counter: &AnyCounter) -> bool {
+    matches!(terms.overshoot, Overshoot::Exact(_)) && !counter.has_windows()
+}
+
+/// Charges a check's own hits, beside the `occupied` hits of exact leases.
+fn charge_own(
+    counter: &mut AnyCounter,
+    terms: &LeaseTerms,
+    now: Nanos,
+    occupied: Hits,
+    own: Hits,
+) -> CounterDecision {
+    if is_exact(terms, counter) {
+        counter.charge_beside(now, (occupied, terms.duration), own)
+    } else {
+        counter.charge(now, own)
+    }
+}
+
+/// Replies to a repeated message with the first result, as far as it is still valid. `occupied` are
+/// the outstanding hits of exact leases.
 fn repeat_reply(
     record: &mut LeaseRecord,
     counter: &mut AnyCounter,
+    terms: &LeaseTerms,
     now: Nanos,
     borrow: &BorrowRequest,
+    occupied: Hits,
 ) -> BorrowReply {
     let is_valid = now < record.expires_at;
     let granted = if is_valid { record.granted } else { Hits(0) };
     let step = if record.is_allowed {
-        CounterDecision::Allow(headroom_of(counter.peek(now, Hits(0))))
+        CounterDecision::Allow(counter.headroom_beside(now, occupied))
     } else {
         // The first denial charged nothing, so the hits are tried again. A second denial is not
         // counted, because a fixed window counted the first one.
-        peek_then_charge(record, counter, now, borrow.hits)
+        match counter.peek(now, borrow.hits) {
+            denial if occupied == Hits(0) && !is_allowed(denial) => denial,
+            _ => charge_own(counter, terms, now, occupied, borrow.hits),
+        }
     };
+    record.is_allowed = is_allowed(step);
     let kept = record.balance_at(now).less(granted);
     BorrowReply {
         granted,
         kept,
         valid_for: record.expires_at.since(now),
-        ..reply_without_grant(borrow, step)
+        ..BorrowReply::without_grant(borrow.number, step)
     }
 }
 
-fn peek_then_charge(
-    record: &mut LeaseRecord,
-    counter: &mut AnyCounter,
-    now: Nanos,
-    hits: Hits,
-) -> CounterDecision {
-    match counter.peek(now, hits) {
-        CounterDecision::Allow(_) => {
-            record.is_allowed = true;
-            counter.charge(now, hits)
-        }
-        denial => denial,
-    }
+const fn is_allowed(step: CounterDecision) -> bool {
+    matches!(step, CounterDecision::Allow(_))
 }
 
 fn lease_duration(terms: &LeaseTerms, counter: &AnyCounter, room: Headroom) -> Nanos {
@@ -299,16 +394,4 @@ fn proportional_share(whole: Hits, demand: Hits, other_demand: Hits) -> Hits {
     let product = u128::from(whole.0).saturating_mul(u128::from(demand.0));
     let part = product.checked_div(u128::from(demand.plus(other_demand).0)).unwrap_or(0);
     Hits(u64::try_from(part).unwrap_or(u64::MAX))
-}
-
-const fn reply_without_grant(borrow: &BorrowRequest, step: CounterDecision) -> BorrowReply {
-    let (granted, kept, outstanding_elsewhere) = (Hits(0), Hits(0), Hits(0));
-    BorrowReply {
-        number: borrow.number,
-        decision: step,
-        granted,
-        kept,
-        outstanding_elsewhere,
-        valid_for: Nanos(0),
-    }
 }

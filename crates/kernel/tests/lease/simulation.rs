@@ -10,6 +10,7 @@ use std::collections::{HashMap, HashSet};
 
 use sluicegate_kernel::lease::balance::LeaseBalance;
 use sluicegate_kernel::lease::sizer::LeaseSizing;
+use sluicegate_kernel::lease::table::LeaseTable;
 use sluicegate_kernel::lease::{
     BorrowReply, BorrowRequest, LeaseTerms, MessageNumber, Overshoot, ReplicaIncarnation,
 };
@@ -36,9 +37,13 @@ pub enum Kind {
     CoupledCalendar,
     SlidingWindow,
     SlidingLog,
+    ExactGcra,
+    ExactWindow,
+    ExactLog,
 }
 
-pub const KINDS: [Kind; 6] = [
+/// The leases that are charged when they are granted.
+pub const CHARGED_KINDS: [Kind; 6] = [
     Kind::Gcra,
     Kind::FixedWindow,
     Kind::CoupledWindow,
@@ -46,6 +51,9 @@ pub const KINDS: [Kind; 6] = [
     Kind::SlidingWindow,
     Kind::SlidingLog,
 ];
+
+/// The leases that occupy the limit.
+pub const EXACT_KINDS: [Kind; 3] = [Kind::ExactGcra, Kind::ExactWindow, Kind::ExactLog];
 
 /// A flaw to simulate. The kernel is unchanged; the simulation misuses its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +76,10 @@ pub enum LeaseFlaw {
     PutBackThoughVoided,
     /// Returned hits are restored although their message was sent.
     UndoneThoughSent,
+    /// The lease table is deleted when all its leases have expired, so exact leases are not charged.
+    ForgottenAtExpiry,
+    /// A check without a lease is charged without a look at the lease table.
+    ChargedBesideLeases,
 }
 
 pub struct LeaseSimulation {
@@ -190,6 +202,9 @@ impl LeaseSimulation {
         let most = counted.most();
         let overshoot = match kind {
             Kind::CoupledWindow | Kind::CoupledCalendar => Overshoot::InWindow,
+            Kind::ExactGcra | Kind::ExactWindow | Kind::ExactLog => {
+                Overshoot::Exact(Hits(1 + dice.up_to(most)))
+            }
             _ => Overshoot::AtMost(Hits(1 + dice.up_to(most))),
         };
         let term = Nanos(1_000 * (span.0 * (2 + dice.up_to(30)) / 10_000));
@@ -265,6 +280,9 @@ impl LeaseSimulation {
         let window = self.store.counted.window(self.now);
         self.now = self.now.plus(step);
         self.outstanding = self.store.book.outstanding(self.now).0;
+        if self.flaw == LeaseFlaw::ForgottenAtExpiry && self.outstanding == 0 {
+            self.store.book = LeaseTable::default();
+        }
         if self.store.counted.window(self.now) != window {
             self.outstanding_at_window_start = self.outstanding;
         }
@@ -297,7 +315,11 @@ impl LeaseSimulation {
     }
 
     fn charge(&mut self, hits: Hits) {
-        if matches!(self.store.charge(self.now, hits), CounterDecision::Allow(_)) {
+        let step = match self.flaw {
+            LeaseFlaw::ChargedBesideLeases => self.store.charge_counter(self.now, hits),
+            _ => self.store.charge(self.now, hits),
+        };
+        if matches!(step, CounterDecision::Allow(_)) {
             self.record_allowed(hits);
         }
     }
@@ -321,7 +343,7 @@ impl LeaseSimulation {
         if self.flaw != LeaseFlaw::None {
             return;
         }
-        if let Overshoot::AtMost(budget) = self.store.terms.overshoot {
+        if let Overshoot::AtMost(budget) | Overshoot::Exact(budget) = self.store.terms.overshoot {
             assert!(outstanding <= budget.0, "{outstanding} out of {budget}");
         }
         for replica in &self.replicas {
@@ -336,7 +358,7 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
     let limit = u32::try_from(dice.pick(&[3, 10, 40]) + dice.up_to(5)).unwrap();
     let windows = Windows::Every(span);
     match kind {
-        Kind::Gcra => {
+        Kind::Gcra | Kind::ExactGcra => {
             let burst = limit / (1 + u32::try_from(dice.up_to(2)).unwrap());
             Counted::Gcra(Gcra::new(limit, span, burst).unwrap(), Tat::default())
         }
@@ -348,10 +370,10 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
             let start = |index: u64| Nanos(index * span.0 + index % 3 * (span.0 / 30_000) * 1_000);
             Counted::Calendar(limit, (900..4_000).map(start).collect(), WindowCount::default())
         }
-        Kind::SlidingWindow => {
+        Kind::SlidingWindow | Kind::ExactWindow => {
             Counted::Sliding(SlidingWindow::new(limit, span).unwrap(), WindowPair::default())
         }
-        Kind::SlidingLog => {
+        Kind::SlidingLog | Kind::ExactLog => {
             Counted::Log(SlidingLog::new(limit, span).unwrap(), ArrivalLog::default())
         }
     }

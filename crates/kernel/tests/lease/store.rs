@@ -46,14 +46,27 @@ impl LeaseStore {
 
     /// Charges a check without borrowing.
     pub fn charge(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
+        match self.terms.overshoot {
+            Overshoot::Exact(_) => self.charge_beside_leases(now, hits),
+            _ => self.charge_counter(now, hits),
+        }
+    }
+
+    /// Charges the counter without a look at the lease table.
+    pub fn charge_counter(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
         self.counted.with(now, |mut counter| counter.charge(now, hits))
+    }
+
+    fn charge_beside_leases(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
+        let message = BorrowRequest::without_lease(hits);
+        self.step(now, ReplicaIncarnation(0), &message).unwrap().decision
     }
 
     /// The allowed overshoot in hits.
     pub fn budget(&self) -> u64 {
         match self.terms.overshoot {
             Overshoot::AtMost(hits) => hits.0,
-            Overshoot::InWindow => 0,
+            Overshoot::InWindow | Overshoot::Exact(_) => 0,
         }
     }
 }

@@ -17,6 +17,7 @@ use futures_util::future::{join, join_all};
 use smallvec::SmallVec;
 
 use super::{KeyLease, LeaseKeyHash, LeaseManager, LeasedCounter, is_pending_for_other_limit};
+use crate::beside_leases;
 use crate::charge_subset;
 use crate::charge_subset::{ChargeSubset, placeholders, remaining_mode};
 use crate::kernel::decision::{Cost, Verdict};
@@ -150,7 +151,8 @@ impl LeaseManager {
         let mode = remaining_mode(charges, &outcomes, &is_decided);
         let to_send = ChargeSubset::select(charges, |index| !is_decided[index], mode);
         if !to_send.charges.list.is_empty() {
-            let store_outcomes = self.charge_store(now, &to_send.charges).await;
+            let (store, terms) = (&*self.store, to_send.select_from(terms));
+            let store_outcomes = beside_leases::charge(store, now, &to_send.charges, &terms).await;
             to_send.copy_outcomes(store_outcomes, &mut outcomes);
         }
         for ((index, (leased, _)), balance_before) in strict_charges().zip(balances_before) {

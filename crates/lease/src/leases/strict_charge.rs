@@ -11,6 +11,7 @@ use tokio::sync::watch;
 use super::key_lease::{KeyLease, LeasedCounter};
 use super::leased_charge::{max_at_once, outcome_of_reply};
 use super::{LeaseManager, LeaseStep};
+use crate::beside_leases;
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::add_local_hits;
 use crate::kernel::rate::{CounterDecision, Strategy};
@@ -114,7 +115,8 @@ impl LeaseManager {
         let charge = Charge { cost: Cost::Charge(hits), ..leased.charge.clone() };
         let charges = Charges { list: smallvec![charge], mode: rule };
         let before = self.balance_of(self.clock.now(), leased);
-        let outcomes = self.charge_store(self.clock.now(), &charges).await;
+        let (store, now) = (&*self.store, self.clock.now());
+        let outcomes = beside_leases::charge(store, now, &charges, &[Some(&leased.terms)]).await;
         let outcome =
             outcomes.first().copied().unwrap_or(ChargeOutcome::Failed(StoreFailure::InvalidReply));
         self.add_local_balance(leased, before, outcome)

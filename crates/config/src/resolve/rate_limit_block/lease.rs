@@ -56,9 +56,9 @@ impl RateLimitReader<'_, '_, '_> {
             return Err(InvalidSetting);
         };
         let (requests, strategy) = (raw.requests_per_unit.value, strategy?);
-        amount.for_limit(requests, strategy).map_err(|reason| {
-            let (code, message, fix) =
-                overshoot::error_message_and_fix(&reason, requests, strategy);
+        let burst = raw.burst.as_ref().map_or(requests, |burst| burst.value);
+        amount.for_limit(requests, burst, strategy).map_err(|reason| {
+            let (code, message, fix) = overshoot::error_message_and_fix(&reason, requests);
             self.error(code, at, message, &fix);
             InvalidSetting
         })

@@ -12,8 +12,10 @@ function put_record(key, replica, other_count, others_kept_until, kept_until, re
   end
   table_expires_at = others_kept_until + others_kept_until - now
   local rest = {pack(HEAD, TAG, table_expires_at)}
+  -- The record of an exact lease ends with the lease.
+  local ends = exact and 16 or 8
   for i = HEAD_BYTES + 1, #lease_table, RECORD_BYTES do
-    if i ~= position and now < unpack('<d', lease_table, i + 8) then
+    if i ~= position and now < unpack('<d', lease_table, i + ends) then
       rest[#rest + 1] = string.sub(lease_table, i, i + RECORD_BYTES - 1)
     end
   end
@@ -23,18 +25,65 @@ function put_record(key, replica, other_count, others_kept_until, kept_until, re
   position, is_stale = #lease_table - RECORD_BYTES + 1, false
 end
 
+-- `headroom_beside`, crates/kernel/src/lease/counter.rs: the headroom as if `occupied` hits were
+-- charged now.
+function headroom_beside(occupied, continued)
+  local its_debt, was_unwritten, its_expiry = debt, is_unwritten, stored_expiry
+  local code, remaining, _, reset = charge_counter(QUERY, occupied, continued)
+  debt, is_unwritten, stored_expiry = its_debt, was_unwritten, its_expiry
+  if code ~= ALLOW then remaining = 0 end
+  return remaining, reset
+end
+
+-- `charge_own`, and `charge_beside` of crates/kernel/src/lease/counter.rs: charges `hits` beside the
+-- `occupied` hits of exact leases.
+function charge_own(hits, occupied, continued)
+  if not exact then return charge_counter(CHARGE, hits, continued) end
+  local code, remaining, retry, reset = charge_counter(CHARGE, 0, continued)
+  if 0 < hits then
+    local its_debt, its_expiry = debt, stored_expiry
+    code, remaining, retry, reset = charge_counter(QUERY, occupied + hits, continued)
+    debt, is_unwritten, stored_expiry = its_debt, false, its_expiry
+    if code == ALLOW then
+      code, remaining, retry, reset = charge_counter(CHARGE, hits, continued)
+    elseif code == NEVER and hits <= (strategy == 1 and burst or limit) then
+      code, retry = DENY, ceil(term / tick) + longest
+    end
+  end
+  remaining, reset = headroom_beside(occupied, continued)
+  return code, remaining, retry, reset
+end
+
     end
 
     -- `apply`: converts a debt that was written under another limit. This happens for any result of
     -- the message.
     if not is_plain then
       KEYS[1] = counter_key
-      code, remaining, retry, reset = charge_counter(continued and CHARGE or QUERY, 0,
+      code, remaining, retry, reset = charge_counter((continued or exact) and CHARGE or QUERY, 0,
         stored_counter or nil)
       if code == STALE or code == UNREADABLE then
         remaining, reset, its_granted, outstanding = 0, 0, 0, 0
         break
       end
+    end
+
+    -- `remove_expired`: charges the hits of expired exact leases, and then removes these hits from
+    -- the lease table. If that write fails, they are charged twice, never forgotten.
+    if expired_at and is_readable then
+      charge_counter(CHARGE, remaining < expired and remaining or expired, continued)
+      for i = 1, #expired_at do
+        call('SETRANGE', table_key, format('%d', expired_at[i] + 23), '\0\0\0\0')
+      end
+      code, remaining, retry, reset = charge_counter(QUERY, 0, continued)
+    end
+
+    -- A message without a lease: only charges its hits.
+    if is_readable and number == 0 then
+      if now < its_valid_until then outstanding = outstanding + its_balance end
+      its_granted = 0
+      code, remaining, retry, reset = charge_own(own, outstanding, continued)
+      break
     end
     if not is_readable or number < its_number then
       code, remaining, retry, reset = is_readable and SUPERSEDED or UNREADABLE, 0, 0, 0
@@ -47,10 +96,14 @@ end
     if number == its_number then
       code, remaining, retry, reset = charge_counter(QUERY, its_allowed == 1 and 0 or own,
         continued)
+      if exact then occupied = outstanding + old_balance end
       if its_allowed == 1 then
         code, retry = ALLOW, 0
-      elseif code == ALLOW then
-        code, remaining, retry, reset = charge_counter(CHARGE, own)
+        if exact then remaining, reset = headroom_beside(occupied) end
+      elseif code == ALLOW or 0 < occupied then
+        code, remaining, retry, reset = charge_own(own, occupied)
+      end
+      if its_allowed == 0 and code == ALLOW then
         put_record(table_key, replica, other_count, others_kept_until, its_kept_until,
           pack(OWN_RECORD, its_kept_until, its_valid_until, its_balance, its_demand, number,
             its_lease, its_mark, its_fresh, its_granted, 1))
@@ -62,13 +115,20 @@ end
       break
     end
 
-    -- `apply_report`.
+    -- `apply_report`. An exact lease charges the hits that were spent.
     kept_balance = reported_balance
     if old_balance < kept_balance then kept_balance = old_balance end
     local left, returned = kept_balance + returned_hits, 0
     if old_balance < left then left = old_balance end
+    if exact then
+      local spent = old_balance - left
+      if lease ~= 0 and lease ~= its_lease then spent = spent - its_granted end
+      if remaining < spent then spent = remaining end
+      if 0 < spent then charge_counter(CHARGE, spent, continued) end
+      its_mark, its_fresh, occupied = 0, 0, outstanding + kept_balance
+    end
     if left < its_fresh then its_fresh = left end
-    if lease == its_lease then
+    if lease == its_lease and not exact then
       returned = left - kept_balance
       if its_fresh < returned then returned = its_fresh end
     end
@@ -84,7 +144,9 @@ end
 
     -- `apply_new`: if nothing was charged, the debt of the last step is still valid. A changed debt
     -- is written later, together with the grant.
-    if not is_plain then
+    if exact then
+      code, remaining, retry, reset = charge_own(own, occupied, continued)
+    elseif not is_plain then
       if not continued or own ~= 0 or returned_hits ~= 0 then
         code, remaining, retry, reset = charge_counter(continued and QUERY or CHARGE, own,
           continued)
@@ -96,7 +158,7 @@ end
       debt, is_unwritten, remaining = debt + own * period, true, remaining - own
     end
     its_allowed, its_granted = 0, 0
-    local coupled, has_windows = budget < 0, strategy == 2 or strategy == 3
+    local coupled, has_windows = budget == -1, strategy == 2 or strategy == 3
     if own == 0 or code == ALLOW then
       its_allowed = 1
 
@@ -119,7 +181,10 @@ end
       -- `grant`.
       local hits = want
       if most < hits then hits = most end
-      if continued and 0 < hits then
+      if exact and 0 < hits then
+        its_lease, its_granted, its_balance = number, hits, its_balance + hits
+        remaining, reset = headroom_beside(occupied + hits, continued)
+      elseif continued and 0 < hits then
         its_fresh = (its_mark == 0 and its_fresh or 0) + hits
         its_mark, its_lease, its_granted, its_balance = 0, number, hits, its_balance + hits
         debt, is_unwritten, remaining = debt + hits * period, true, remaining - hits
@@ -161,7 +226,7 @@ end
     -- `lease_duration`.
     valid_for = term
     if coupled and has_windows and reset < term then valid_for = reset end
-    local kept_until = now + term
+    local kept_until = now + term + longest * tick
     local record_bytes = pack(OWN_RECORD, kept_until, now + valid_for, its_balance, its_demand,
       number, its_lease, its_mark, its_fresh, its_granted, its_allowed)
     if not is_plain then

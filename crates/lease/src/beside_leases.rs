@@ -1,0 +1,113 @@
+//! Charges counters without a lease while other processes may have exact leases of them.
+//!
+//! The outstanding hits of [exact leases](Overshoot::Exact) are not in the counter, so a charge must
+//! go through the counter's lease table: as a lease message with number 0.
+//!
+//! Guarantees:
+//! - A check with [`ChargeMode::AllOrNothing`] charges its counters with exact leases first. If it is
+//!   then denied, these charges are refunded.
+//!
+//! Not covered:
+//! - Atomicity of such a check: until the refund, other checks see its charges. A check that is
+//!   canceled in between keeps them.
+//! - [`ChargeMode::Preview`], which charges nothing and does not see the outstanding hits.
+
+use futures_util::future::join_all;
+use smallvec::SmallVec;
+
+use crate::charge_subset::{ChargeSubset, is_check_denied, placeholders, remaining_mode};
+use crate::kernel::decision::Cost;
+use crate::kernel::lease::{BorrowRequest, LeaseTerms, Overshoot, ReplicaIncarnation};
+use crate::kernel::units::{Hits, Nanos};
+use crate::store::lease::{LeaseMessage, LeaseOutcome};
+use crate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure,
+};
+
+/// Returns `true` if a charge with one of these lease terms must use [`charge`].
+pub fn needs_lease_table<'t>(mut terms: impl Iterator<Item = Option<&'t LeaseTerms>>) -> bool {
+    terms.any(|terms| terms.is_some_and(|terms| matches!(terms.overshoot, Overshoot::Exact(_))))
+}
+
+/// Makes `charges`, whose lease terms are `terms`. Returns one outcome for each charge. Needs one
+/// store call for each exact lease, at the same time, then at most one for the other charges and one
+/// for refunds.
+pub async fn charge(
+    store: &dyn CounterStore,
+    now: Nanos,
+    charges: &Charges,
+    terms: &[Option<&LeaseTerms>],
+) -> Outcomes {
+    let is_exact: SmallVec<[bool; 2]> = charges
+        .list
+        .iter()
+        .zip(terms)
+        .map(|(charge, terms)| exact_terms(charge, *terms).is_some())
+        .collect();
+    if matches!(charges.mode, ChargeMode::Preview) || !is_exact.contains(&true) {
+        return store.charge(now, charges).wait().await;
+    }
+    let mut outcomes = placeholders(charges);
+    let exact =
+        charges.list.iter().zip(terms).enumerate().filter_map(|(index, (charge, terms))| {
+            let (hits, terms) = exact_terms(charge, *terms)?;
+            Some(async move { (index, charge_one(store, now, charge, hits, terms).await) })
+        });
+    for (index, outcome) in join_all(exact).await {
+        outcomes[index] = outcome;
+    }
+    let mode = remaining_mode(charges, &outcomes, &is_exact);
+    let rest = ChargeSubset::select(charges, |index| !is_exact[index], mode);
+    if !rest.charges.list.is_empty() {
+        rest.copy_outcomes(store.charge(now, &rest.charges).wait().await, &mut outcomes);
+    }
+    if is_check_denied(charges, &outcomes) {
+        let is_charged = |index: usize| is_exact[index] && !outcomes[index].is_denial();
+        refund(store, now, ChargeSubset::select(charges, is_charged, ChargeMode::Each)).await;
+    }
+    outcomes
+}
+
+async fn charge_one(
+    store: &dyn CounterStore,
+    now: Nanos,
+    charge: &Charge,
+    hits: Hits,
+    terms: &LeaseTerms,
+) -> ChargeOutcome {
+    let Charge { ref key, placement, strategy, per_second, .. } = *charge;
+    let (key, terms, sender) = (key.clone(), *terms, ReplicaIncarnation(0));
+    let borrow = BorrowRequest::without_lease(hits);
+    let message = LeaseMessage { key, placement, per_second, strategy, terms, sender, borrow };
+    match store.exchange_lease_message(now, &message).wait().await {
+        LeaseOutcome::Applied(reply) => ChargeOutcome::Decided(reply.decision),
+        LeaseOutcome::Superseded => ChargeOutcome::Failed(StoreFailure::InvalidReply),
+        LeaseOutcome::StoreFull(verdict) => ChargeOutcome::StoreFull(verdict),
+        LeaseOutcome::Stale(store_now) => ChargeOutcome::Stale(store_now),
+        LeaseOutcome::Failed(cause) => ChargeOutcome::Failed(cause),
+    }
+}
+
+async fn refund(store: &dyn CounterStore, now: Nanos, charged: ChargeSubset) {
+    let ChargeSubset { mut charges, .. } = charged;
+    for charge in &mut charges.list {
+        if let Cost::Charge(hits) = charge.cost {
+            charge.cost = Cost::Refund(hits);
+        }
+    }
+    if !charges.list.is_empty() {
+        store.charge(now, &charges).wait().await;
+    }
+}
+
+fn exact_terms<'t>(
+    charge: &Charge,
+    terms: Option<&'t LeaseTerms>,
+) -> Option<(Hits, &'t LeaseTerms)> {
+    match (charge.cost, terms) {
+        (Cost::Charge(hits), Some(terms)) if matches!(terms.overshoot, Overshoot::Exact(_)) => {
+            Some((hits, terms))
+        }
+        _ => None,
+    }
+}
