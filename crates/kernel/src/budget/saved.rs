@@ -18,11 +18,10 @@ impl Budget {
     /// Returns the budget without the ids that were settled, and these ids.
     #[must_use]
     pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
-        let ended = |(_, entry): &(_, Entry)| entry.state == State::Final;
-        let all = std::mem::take(&mut self.entries).into_iter();
-        let (ended, kept): (Vec<_>, Vec<_>) = all.partition(ended);
-        self.deadlines = kept.iter().map(|(id, entry)| (entry.until, *id)).collect();
-        self.entries = kept.into_iter().collect();
+        let all = self.entries.iter();
+        let ended = all.filter(|(_, entry)| entry.state == State::Final).map(|(id, _)| *id);
+        let ended: Vec<_> = ended.collect();
+        let ended = ended.into_iter().filter_map(|id| Some((id, self.remove(id)?))).collect();
         (self, ended)
     }
 
@@ -48,10 +47,9 @@ impl From<SavedBudget> for Budget {
         for (id, entry) in entries {
             budget.insert(id, entry);
         }
-        let open = || budget.entries.values().filter(|entry| entry.is_open());
-        let current = open().filter(|entry| entry.period == start);
+        let entries = budget.entries.values();
+        let current = entries.filter(|entry| entry.is_open() && entry.period == start);
         budget.held = current.fold(Amount(0), |sum, entry| sum.plus(entry.amount));
-        budget.open_holds = u32::try_from(open().count()).unwrap_or(u32::MAX);
         budget
     }
 }

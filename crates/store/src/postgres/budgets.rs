@@ -14,7 +14,7 @@
 //! - A row stays while its budget must be kept.
 //!
 //! Not covered:
-//! - [`MAX_ENTRIES`] ids that ended: they do not deny a reserve here.
+//! - The exact order in which a full budget forgets: each bucket forgets its own oldest ids.
 //! - Ids that ended under a clock that was ahead: they stay known until that instant.
 
 use std::cmp::Reverse;
