@@ -85,7 +85,7 @@ impl Model {
 
 fn key(number: u64) -> CounterKey {
     let number = number.to_string();
-    CounterKey::budget("llm", [("budget", &*number)].into_iter())
+    CounterKey::budget("llm", [("budget", &*number)].into_iter(), 0)
 }
 
 fn part(number: u64, amount: u64, terms: BudgetTerms) -> BudgetPart {

@@ -292,6 +292,19 @@ fn a_rate_limit_that_denies_cancels_the_holds() {
 }
 
 #[test]
+fn another_unit_is_another_budget() {
+    let engine = engine("estimate: max_tokens");
+    assert!(is_allowed(&reserve(&engine, &acme(), "request-1", 100).unwrap()));
+    block_on(engine.settle(&acme(), "request-1", used(70), None)).unwrap();
+    let reload =
+        |descriptors: &str| publish(&engine, "usage: {estimate: max_tokens}\n", descriptors);
+    reload(&TOKENS.replace("tokens", "input_tokens"));
+    assert_eq!(amounts(&engine, &acme()), [(0, 0), (0, 0)]);
+    reload(&TOKENS.replace("1k tokens", "2k tokens"));
+    assert_eq!(amounts(&engine, &acme()), [(70, 0), (70, 0)], "another amount keeps the charges");
+}
+
+#[test]
 fn an_id_is_for_one_request() {
     let engine = engine("estimate: max_tokens");
     assert!(is_allowed(&reserve(&engine, &acme(), "request-1", 100).unwrap()));

@@ -116,7 +116,7 @@ fn call(action: BudgetAction, id: u64, name: &str, amount: u64) -> BudgetCall {
         "prepaid" => BudgetPeriod::Prepaid,
         _ => BudgetPeriod::Each(Windows::Every(Nanos::from_secs(86_400))),
     };
-    let key = CounterKey::budget("llm", [("budget", name)].into_iter());
+    let key = CounterKey::budget("llm", [("budget", name)].into_iter(), 0);
     let (placement, terms, amount) = (Placement::ByKey, terms(period), Amount(amount));
     let budgets = [BudgetPart { key, placement, terms, amount }].into_iter().collect();
     BudgetCall { id: HoldId(7, id), action, budgets }

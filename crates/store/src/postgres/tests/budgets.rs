@@ -31,7 +31,7 @@ fn terms(index: usize) -> BudgetTerms {
 }
 
 fn part(index: usize, amount: u64) -> BudgetPart {
-    let key = CounterKey::budget("d", [("budget", &*index.to_string())].into_iter());
+    let key = CounterKey::budget("d", [("budget", &*index.to_string())].into_iter(), 0);
     BudgetPart { key, placement: Placement::ByKey, terms: terms(index), amount: Amount(amount) }
 }
 
