@@ -94,6 +94,10 @@ fn a_top_up_pays_for_requests_once() {
     let again = said(&top_up(&["customer=acme"]));
     assert!(again.contains("was made before"), "{again}");
     assert!(again.contains("  amount              20 usd\n"), "{again}");
+    let mut other = [&["top-up", "customer=acme"], &TOP_UP[..]].concat();
+    other[3] = "30 usd";
+    let other = refused(&budget(&service, &other));
+    assert!(other.contains("was used for a top-up of 20 usd, so nothing changed"), "{other}");
     // 5,000 tokens at 0.002 usd.
     assert_eq!(charge(&service, ("customer", "acme"), 5_000), 200);
     let shown = said(&budget(&service, &["show", "customer=acme"]));

@@ -211,7 +211,7 @@ impl ReplyCounts {
                 let full = budgets.iter().filter(|periods| periods.len() == KEPT_PERIODS);
                 self.0[4] += full.count() as u64;
             }
-            BudgetOutcome::Ended(_) | BudgetOutcome::Changed(_) => {}
+            BudgetOutcome::Ended(_) | BudgetOutcome::Changed(_) | BudgetOutcome::ToppedUp(_) => {}
         }
     }
 }

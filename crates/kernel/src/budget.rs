@@ -225,17 +225,23 @@ impl Budget {
         open.is_some()
     }
 
-    /// Adds to the credit of a prepaid budget. Returns `false` if the id is known, which changes
-    /// nothing.
-    pub fn top_up(&mut self, terms: &BudgetTerms, id: HoldId, amount: Amount, now: Nanos) -> bool {
+    /// Adds to the credit of a prepaid budget. If the id is known, changes nothing and returns the
+    /// amount of the first top-up.
+    pub fn top_up(
+        &mut self,
+        terms: &BudgetTerms,
+        id: HoldId,
+        amount: Amount,
+        now: Nanos,
+    ) -> Option<Amount> {
         self.advance(terms, now);
-        if self.entries.contains_key(&id) {
-            return false;
+        if let Some(known) = self.entries.get(&id) {
+            return Some(known.amount);
         }
         self.credit = self.credit.plus(amount);
         let (state, until) = (State::Final, now.plus(TOP_UP_KNOWN_FOR));
         self.insert(id, Entry { state, amount, period: self.start, until });
-        true
+        None
     }
 
     /// Ends the holds that expired, and begins the period at `now`.
@@ -256,23 +262,6 @@ impl Budget {
         {
             (self.start, self.held) = (start, Amount(0));
         }
-    }
-
-    /// Returns the instant from which the budget need not be kept: no id is known, and no period is
-    /// kept. `None` if the budget must be kept for ever.
-    #[must_use]
-    pub fn keep_until(&self, terms: &BudgetTerms, now: Nanos) -> Option<Nanos> {
-        let mut last = self.ended.last().map_or(now, |(until, _)| *until);
-        if let Some((until, _)) = self.open.last() {
-            // An expiry charges the hold, and a settle may correct it for another time limit.
-            last = last.max(until.plus(terms.time_limit));
-        } else if self.periods.is_empty() && self.credit == Amount(0) {
-            return Some(last);
-        }
-        let BudgetPeriod::Each(_) = terms.period else { return None };
-        let (start, end) = terms.period.current(self.start, now)?;
-        let kept = (1..KEPT_PERIODS).fold(end, |until, _| until.plus(end.since(start)));
-        Some(last.max(kept))
     }
 
     fn expire(&mut self, (id, entry): (HoldId, Entry), terms: &BudgetTerms) {

@@ -1,8 +1,10 @@
-//! The forms in which stores save budgets.
+//! The forms in which stores save budgets, and for how long.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Amount, Budget, Entry, HoldId, PeriodUsage, State};
+use super::{
+    Amount, Budget, BudgetPeriod, BudgetTerms, Entry, HoldId, KEPT_PERIODS, PeriodUsage, State,
+};
 use crate::units::Nanos;
 
 /// The saved form of a budget: all that is not derived.
@@ -15,6 +17,23 @@ pub(super) struct SavedBudget {
 }
 
 impl Budget {
+    /// Returns the instant from which the budget need not be kept: no id is known, and no period is
+    /// kept. `None` if the budget must be kept for ever.
+    #[must_use]
+    pub fn keep_until(&self, terms: &BudgetTerms, now: Nanos) -> Option<Nanos> {
+        let mut last = self.ended.last().map_or(now, |(until, _)| *until);
+        if let Some((until, _)) = self.open.last() {
+            // An expiry charges the hold, and a settle may correct it for another time limit.
+            last = last.max(until.plus(terms.time_limit));
+        } else if self.periods.is_empty() && self.credit == Amount(0) {
+            return Some(last);
+        }
+        let BudgetPeriod::Each(_) = terms.period else { return None };
+        let (start, end) = terms.period.current(self.start, now)?;
+        let kept = (1..KEPT_PERIODS).fold(end, |until, _| until.plus(end.since(start)));
+        Some(last.max(kept))
+    }
+
     /// Returns the budget without the ids that were settled, and these ids.
     #[must_use]
     pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {

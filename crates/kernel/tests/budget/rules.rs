@@ -54,7 +54,7 @@ fn a_full_budget_forgets_the_oldest_ended_ids_first() {
     assert_eq!(budget.usage().requests, known - 1);
     // The open hold and the top-up stay known, and the first settled id is forgotten.
     assert_eq!(reserve(&mut budget, &terms, 0, 1, now), Reserved::Repeated);
-    assert!(!budget.top_up(&terms, HoldId(9, 0), Amount(1), now));
+    assert_eq!(budget.top_up(&terms, HoldId(9, 0), Amount(1), now), Some(Amount(1)));
     assert_eq!(reserve(&mut budget, &terms, 2, 1, now), Reserved::Ended);
     assert_eq!(reserve(&mut budget, &terms, 1, 1, now), Reserved::Held);
     assert_eq!(reserve(&mut budget, &terms, 2, 1, now), Reserved::Held, "forgotten for 1");
@@ -96,8 +96,8 @@ fn a_prepaid_budget_spends_its_top_ups_once() {
     let terms = BudgetTerms { period: BudgetPeriod::Prepaid, ..terms(0, OnExpiry::Charge) };
     let (mut budget, now) = (Budget::default(), Nanos::from_secs(300_000));
     assert_eq!(cause(reserve(&mut budget, &terms, 1, 1, now)), DenialCause::ExceedsAmount);
-    for is_new in [true, false] {
-        assert_eq!(budget.top_up(&terms, HoldId(9, 1), Amount(100), now), is_new);
+    for (amount, known) in [(100, None), (100, Some(Amount(100))), (20, Some(Amount(100)))] {
+        assert_eq!(budget.top_up(&terms, HoldId(9, 1), Amount(amount), now), known);
     }
     assert_eq!(reserve(&mut budget, &terms, 2, 60, now), Reserved::Held);
     assert_eq!(cause(reserve(&mut budget, &terms, 3, 60, now)), DenialCause::InFlight);

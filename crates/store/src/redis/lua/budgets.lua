@@ -26,6 +26,7 @@
 --   settle, cancel  for each budget: 0 open, 1 corrected, 2 ended before, 3 unknown; and the amount
 --                   that counted before
 --   read            for each budget: the number of periods, and their usage
+--   top up          for each budget: 1 if the id is new, else 0; and the amount of the first top-up
 --   other actions   for each budget: 1 or 0
 -- A value of another type or format stays as it is: the reply is an error that begins with
 -- WRONGTYPE, and no budget changes.
@@ -419,12 +420,17 @@ else
       if 0 < amount then change_usage(budget, budget.start, 0, amount, 1, 0, amount) end
       if budget.enforced == 0 or 0 < budget.free then is_done = 1 end
     elseif action == TOP_UP then
-      if not budget.state then
+      local known = 0
+      if budget.state then
+        local _
+        _, known = unpack('<Bd', budget.entry)
+      else
         budget.credit = budget.credit + amount
         if EXACT <= budget.credit then budget.credit = EXACT - 1 end
         insert(budget, FINAL, amount, budget.start, now + TOP_UP_KNOWN_FOR)
         is_done = 1
       end
+      outcome, is_done = outcome .. pack('<dd', is_done, known), nil
     else
       -- Reads the usage of all periods.
       local older, count = load_older(budget), budget.older_count
