@@ -292,6 +292,19 @@ fn a_rate_limit_that_denies_cancels_the_holds() {
 }
 
 #[test]
+fn a_full_store_says_that_it_is_full() {
+    let full = || Arc::new(MemoryStore::new(1, WhenFull::Deny, [0; 16]));
+    let engine = engine_with(full(), "estimate: max_tokens", TOKENS, false);
+    let error = reserve(&engine, &acme(), "request-1", 100).unwrap_err().to_string();
+    assert!(error.starts_with("the store is full (out_of_memory)"), "{error}");
+    let denies = TOKENS.replace("unit: hour}", "unit: hour, on_store_failure: deny}");
+    let store = full();
+    let engine = engine_with(store.clone(), "estimate: max_tokens", &denies, false);
+    assert_eq!(rejection(reserve(&engine, &acme(), "request-1", 100)).reason, Reason::StoreFull);
+    assert_eq!(store.times_full(), 1);
+}
+
+#[test]
 fn another_unit_is_another_budget() {
     let engine = engine("estimate: max_tokens");
     assert!(is_allowed(&reserve(&engine, &acme(), "request-1", 100).unwrap()));
