@@ -84,6 +84,31 @@ fn budget_show_and_export_print_what_requests_cost() {
 }
 
 #[test]
+fn json_checks_reserve_and_settle() {
+    for_a_day_with_a_minute_left();
+    let dir = tempfile::tempdir().unwrap();
+    let service = start(&dir);
+    let ask = |key: &str, hits: u32| {
+        let entry = |key: &str, value: &str| format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+        let entries = [entry("org", "acme"), entry(key, "0123456789abcdef")].join(",");
+        let body = format!(
+            r#"{{"domain":"llm","descriptors":[{{"entries":[{entries}],"hitsAddend":"{hits}"}}]}}"#
+        );
+        http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
+    };
+    let shown = |line: &str| {
+        let shown = said(&budget(&service, &["show", "org=acme"]));
+        assert!(shown.contains(line), "{shown}");
+    };
+    assert_eq!(ask("sluicegate.reserve", 400), 200);
+    shown("held                400 tokens by 1 request\n");
+    assert_eq!(ask("sluicegate.reserve", 400), 429, "an id is for one request");
+    assert_eq!(ask("sluicegate.settle", 120), 200);
+    shown("settled             120 tokens\n");
+    shown("held                0 tokens by 0 requests\n");
+}
+
+#[test]
 fn a_top_up_pays_for_requests_once() {
     let dir = tempfile::tempdir().unwrap();
     let service = start(&dir);
