@@ -102,6 +102,10 @@ fn json_checks_reserve_and_settle() {
     };
     assert_eq!(ask("sluicegate.reserve", 400), 200);
     shown("held                400 tokens by 1 request\n");
+    let address = service.grpc.to_string();
+    let peek = ["ask", "--domain", "llm", "--descriptor", "org=acme", "--peek", "--address"];
+    let peek = said(&sluicegate().args(peek).arg(&address).output().unwrap());
+    assert!(peek.contains("llm.org: 0 tokens of 1k tokens settled, 400 tokens held\n"), "{peek}");
     assert_eq!(ask("sluicegate.reserve", 400), 429, "an id is for one request");
     assert_eq!(ask("sluicegate.settle", 120), 200);
     shown("settled             120 tokens\n");
