@@ -108,7 +108,10 @@ fn parse_query(admin: &Admin, mut query: QueryPairs) -> Result<ExplainQuery, Str
         let only = match (domains.next(), domains.next()) {
             (Some(only), None) => only.name.to_string(),
             (None, _) => return Err("no domain has a budget".to_owned()),
-            _ => return Err("several domains have budgets: add domain=NAME".to_owned()),
+            _ => return Err(
+                "several domains have budgets: add `domain=NAME` (in the command, `--domain NAME`)"
+                    .to_owned(),
+            ),
         };
         query.push(("domain".to_owned(), only));
     }
