@@ -50,6 +50,8 @@ struct Late {
     memory: MemoryStore,
     /// The number of next calls whose replies are lost.
     lost: AtomicU32,
+    /// The number of next calls that are not made.
+    refused: AtomicU32,
 }
 
 impl CounterStore for Late {
@@ -76,10 +78,13 @@ impl BudgetStore for Late {
         now: Nanos,
         call: &'a BudgetCall,
     ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        let less = |left: u32| left.checked_sub(1);
+        if self.refused.fetch_update(Relaxed, Relaxed, less).is_ok() {
+            return StoreReply::Ready(Err(StoreFailure::Loading));
+        }
         let StoreReply::Ready(reply) = self.memory.call_budgets(now, call) else {
             panic!("not ready")
         };
-        let less = |lost: u32| lost.checked_sub(1);
         let is_lost = self.lost.fetch_update(Relaxed, Relaxed, less).is_ok();
         StoreReply::Pending(Box::pin(async move {
             tokio::task::yield_now().await;
@@ -89,7 +94,7 @@ impl BudgetStore for Late {
 }
 
 fn late() -> Arc<Late> {
-    Arc::new(Late { memory: memory(), lost: AtomicU32::new(0) })
+    Arc::new(Late { memory: memory(), lost: AtomicU32::new(0), refused: AtomicU32::new(0) })
 }
 
 fn memory() -> MemoryStore {
@@ -246,6 +251,26 @@ async fn lost_replies_leave_no_hold_and_lose_no_settle() {
     // The second lost reply is that of the repeated call.
     wait_until(async || store.lost.load(Relaxed) == 0).await;
     assert_eq!(amounts().await, (70, 0), "a repeated settle charges once");
+}
+
+#[tokio::test]
+async fn charges_that_the_store_did_not_make_are_repeated() {
+    let store = late();
+    let engine = engine_with(store.clone(), "estimate: max_tokens", TOKENS, false);
+    let (check, covered) = (check_of(vec![descriptor(&[("org", "acme")], 40)]), &check_of(vec![]));
+    let charge = async || {
+        let start = RequestStart { covered, budgets: BudgetUse::Charge };
+        let lifetime = PermitLifetime::UntilReleased;
+        engine.admit_request(start, &check, None, lifetime).await.unwrap_err()
+    };
+    let settled = async || engine.read_budgets(&check, None).await.unwrap()[0].view.usage.settled.0;
+    // The first repeat fails, too. The reply to the second one is lost, which ends the repeats.
+    store.refused.store(2, Relaxed);
+    charge().await;
+    wait_until(async || store.refused.load(Relaxed) == 0).await;
+    store.lost.store(1, Relaxed);
+    wait_until(async || store.lost.load(Relaxed) == 0).await;
+    assert_eq!(settled().await, 40);
 }
 
 #[test]
