@@ -2,9 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Amount, Budget, BudgetPeriod, BudgetTerms, Entry, HoldId, KEPT_PERIODS, PeriodUsage, State,
-};
+use super::{Amount, Budget, BudgetPeriod, BudgetTerms, Entry, HoldId, KEPT_PERIODS, PeriodUsage};
 use crate::units::Nanos;
 
 /// The saved form of a budget: all that is not derived.
@@ -34,11 +32,14 @@ impl Budget {
         Some(last.max(kept))
     }
 
-    /// Returns the budget without the ids that were settled, and these ids.
+    /// Returns the budget without the ended ids that `is_apart` selects, and these ids.
     #[must_use]
-    pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
+    pub fn split_ended(
+        mut self,
+        is_apart: impl Fn(HoldId) -> bool,
+    ) -> (Self, Vec<(HoldId, Entry)>) {
         let all = self.entries.iter();
-        let ended = all.filter(|(_, entry)| entry.state == State::Final).map(|(id, _)| *id);
+        let ended = all.filter(|(id, entry)| !entry.is_open() && is_apart(**id)).map(|(id, _)| *id);
         let ended: Vec<_> = ended.collect();
         let ended = ended.into_iter().filter_map(|id| Some((id, self.remove(id)?))).collect();
         (self, ended)
