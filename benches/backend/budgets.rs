@@ -86,7 +86,7 @@ fn settle(sha: &str, number: u64) -> Command {
 fn budget_command(sha: &str, action: BudgetAction, number: u64, amount: u64) -> Command {
     let value = format!("client-{:04}", number % KEYS);
     let part = |model| BudgetPart {
-        key: CounterKey::budget("llm", [("org", &*value), ("model", model)].into_iter()),
+        key: CounterKey::budget("llm", [("org", &*value), ("model", model)].into_iter(), 0),
         placement: Placement::by_value("llm", &value),
         terms: BudgetTerms {
             amount: Amount(1 << 50),

@@ -2,6 +2,7 @@
 //! result or an error within [`CALL_TIMEOUT`].
 
 mod admin_reply;
+mod budgets;
 
 pub(super) use admin_reply::replicas_suffix;
 use std::fmt::Write as _;
@@ -50,7 +51,10 @@ pub(super) fn ask(args: &AskArgs, terminal: &mut Terminal<'_>) -> io::Result<Com
         }
         // An error, because a check at `--address` could charge the counters of another service.
         (Some(_), None) => Err(SERVER_WITHOUT_CHANGE.to_owned()),
-        (None, None) => send_check(args).map(|response| format_reply(args, &response)),
+        (None, None) => send_check(args).map(|(response, budgets)| {
+            let (reply, outcome) = format_reply(args, &response);
+            (budgets + &reply, outcome)
+        }),
     };
     match result {
         Ok((text, outcome)) => {
@@ -89,7 +93,8 @@ fn admin_action(args: &AskArgs) -> Option<(&'static str, Vec<(&'static str, Stri
     Some((action, parameters))
 }
 
-fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
+/// Returns the reply to a check, and the lines about its budgets if it is a peek.
+fn send_check(args: &AskArgs) -> Result<(RateLimitResponse, String), String> {
     let request = RateLimitRequest {
         domain: args.domain.clone(),
         descriptors: args
@@ -105,12 +110,18 @@ fn send_check(args: &AskArgs) -> Result<RateLimitResponse, String> {
     let call = async {
         let connected = connect(&server).await;
         let channel = connected.map_err(|error| format!("{}: {error}", args.address))?;
+        let mut budgets = Ok(String::new());
+        if args.peek {
+            budgets = budgets::describe(channel.clone(), &request).await;
+        }
         let mut call = tonic::Request::new(request);
         if args.peek {
             call.metadata_mut().insert(PEEK_HEADER, MetadataValue::from_static("1"));
         }
         let response = RateLimitServiceClient::new(channel).should_rate_limit(call).await;
-        response.map(tonic::Response::into_inner).map_err(|status| call_error(args, &status))
+        let response = response.map(tonic::Response::into_inner);
+        let both = response.and_then(|response| Ok((response, budgets?)));
+        both.map_err(|status| call_error(args, &status))
     };
     let reply = runtime.block_on(async { tokio::time::timeout(CALL_TIMEOUT, call).await });
     reply.map_err(|_elapsed| format!("{}: no reply within {CALL_TIMEOUT:?}", args.address))?

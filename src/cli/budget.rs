@@ -78,11 +78,14 @@ fn describe_all(page: &Value) -> String {
 fn describe(budget: &Value) -> String {
     let text = |name: &str| budget[name].as_str().unwrap_or_default();
     let mut lines = format!("{} ({})\n", text("key"), text("path"));
-    let holds = budget["open_holds"].as_u64().unwrap_or(0);
+    let holds = match budget["open_holds"].as_u64().unwrap_or(0) {
+        1 => "1 request".to_owned(),
+        holds => format!("{holds} requests"),
+    };
     let rows = [
         ("amount", text("amount").to_owned()),
         ("settled", text("settled").to_owned()),
-        ("held", format!("{} by {holds} requests", text("held"))),
+        ("held", format!("{} by {holds}", text("held"))),
         ("free", text("free").to_owned()),
         ("excess", text("excess").to_owned()),
         ("new period", instant(&budget["ends_unix_ms"]).unwrap_or_else(|| "never".to_owned())),

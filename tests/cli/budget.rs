@@ -84,6 +84,35 @@ fn budget_show_and_export_print_what_requests_cost() {
 }
 
 #[test]
+fn json_checks_reserve_and_settle() {
+    for_a_day_with_a_minute_left();
+    let dir = tempfile::tempdir().unwrap();
+    let service = start(&dir);
+    let ask = |key: &str, hits: u32| {
+        let entry = |key: &str, value: &str| format!(r#"{{"key":"{key}","value":"{value}"}}"#);
+        let entries = [entry("org", "acme"), entry(key, "0123456789abcdef")].join(",");
+        let body = format!(
+            r#"{{"domain":"llm","descriptors":[{{"entries":[{entries}],"hitsAddend":"{hits}"}}]}}"#
+        );
+        http1::call(service.http, "POST", "/json", &[], Some(body.as_bytes())).unwrap().status
+    };
+    let shown = |line: &str| {
+        let shown = said(&budget(&service, &["show", "org=acme"]));
+        assert!(shown.contains(line), "{shown}");
+    };
+    assert_eq!(ask("sluicegate.reserve", 400), 200);
+    shown("held                400 tokens by 1 request\n");
+    let address = service.grpc.to_string();
+    let peek = ["ask", "--domain", "llm", "--descriptor", "org=acme", "--peek", "--address"];
+    let peek = said(&sluicegate().args(peek).arg(&address).output().unwrap());
+    assert!(peek.contains("llm.org: 0 tokens of 1k tokens settled, 400 tokens held\n"), "{peek}");
+    assert_eq!(ask("sluicegate.reserve", 400), 429, "an id is for one request");
+    assert_eq!(ask("sluicegate.settle", 120), 200);
+    shown("settled             120 tokens\n");
+    shown("held                0 tokens by 0 requests\n");
+}
+
+#[test]
 fn a_top_up_pays_for_requests_once() {
     let dir = tempfile::tempdir().unwrap();
     let service = start(&dir);
@@ -94,6 +123,10 @@ fn a_top_up_pays_for_requests_once() {
     let again = said(&top_up(&["customer=acme"]));
     assert!(again.contains("was made before"), "{again}");
     assert!(again.contains("  amount              20 usd\n"), "{again}");
+    let mut other = [&["top-up", "customer=acme"], &TOP_UP[..]].concat();
+    other[3] = "30 usd";
+    let other = refused(&budget(&service, &other));
+    assert!(other.contains("was used for a top-up of 20 usd, so nothing changed"), "{other}");
     // 5,000 tokens at 0.002 usd.
     assert_eq!(charge(&service, ("customer", "acme"), 5_000), 200);
     let shown = said(&budget(&service, &["show", "customer=acme"]));

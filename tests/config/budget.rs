@@ -69,7 +69,7 @@ fn prepaid_budget_has_a_unit_and_no_period() {
     assert_eq!((money.amount, money.unit, money.window), (Amount(0), euro, BudgetWindow::Prepaid));
     let (_, tokens) = budget_with("", "prepaid: true, of: output_tokens, warn_at: [90%]", "");
     assert_eq!((tokens.unit, &*tokens.warn_at), (BudgetUnit::OutputTokens, &[90][..]));
-    let (_, not_prepaid) = budget_with("", "prepaid: false, amount: 5 tokens, unit: day", "");
+    let (_, not_prepaid) = budget_with("", "prepaid: false, amount: 50k tokens, unit: day", "");
     assert_ne!(not_prepaid.window, BudgetWindow::Prepaid);
 }
 
@@ -135,7 +135,7 @@ fn budgets_meet_store_failures_without_counting_locally() {
 
 #[test]
 fn shadow_mode_applies_to_budgets() {
-    let fields = "amount: 5 tokens, unit: day";
+    let fields = "amount: 50k tokens, unit: day";
     assert!(budget_with("", fields, ", shadow_mode: true").1.shadow);
     assert!(!budget_with("", fields, "").1.shadow);
 }

@@ -258,7 +258,7 @@ fn schema_accepts_files_without_findings() {
     };
     files.extend(
         [
-            "amount: 5 tokens, unit: Day, per: , calendar: , prepaid: false, of: , warn_at: ",
+            "amount: 50k tokens, unit: Day, per: , calendar: , prepaid: false, of: , warn_at: ",
             "amount: 1.5M input_tokens, per: 1h30m, on_store_failure: , from: , by: ",
             "prepaid: true, of: output_tokens, amount: , unit: , warn_at: [1%, 99%, 100%]",
         ]

@@ -52,7 +52,7 @@ fn terms(index: usize) -> BudgetTerms {
 fn part(name: &str, index: usize, amount: u64) -> BudgetPart {
     let number = index.to_string();
     let entries = [("test", name), ("budget", &*number)];
-    let key = CounterKey::budget("llm", entries.into_iter());
+    let key = CounterKey::budget("llm", entries.into_iter(), 0);
     let placement = Placement::by_value("llm", name);
     BudgetPart { key, placement, terms: terms(index), amount: Amount(amount) }
 }

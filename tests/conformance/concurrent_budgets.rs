@@ -36,7 +36,7 @@ fn part(index: usize, amount: u64) -> BudgetPart {
         on_expiry: OnExpiry::Charge,
         is_enforced: true,
     };
-    let key = CounterKey::budget("llm", [("budget", &*index.to_string())].into_iter());
+    let key = CounterKey::budget("llm", [("budget", &*index.to_string())].into_iter(), 0);
     BudgetPart { key, placement: Placement::by_domain("llm"), terms, amount: Amount(amount) }
 }
 

@@ -85,7 +85,7 @@ impl Model {
 
 fn key(number: u64) -> CounterKey {
     let number = number.to_string();
-    CounterKey::budget("llm", [("budget", &*number)].into_iter())
+    CounterKey::budget("llm", [("budget", &*number)].into_iter(), 0)
 }
 
 fn part(number: u64, amount: u64, terms: BudgetTerms) -> BudgetPart {
@@ -211,7 +211,7 @@ impl ReplyCounts {
                 let full = budgets.iter().filter(|periods| periods.len() == KEPT_PERIODS);
                 self.0[4] += full.count() as u64;
             }
-            BudgetOutcome::Ended(_) | BudgetOutcome::Changed(_) => {}
+            BudgetOutcome::Ended(_) | BudgetOutcome::Changed(_) | BudgetOutcome::ToppedUp(_) => {}
         }
     }
 }
@@ -280,7 +280,7 @@ fn send_many(scripted: &mut Scripted, model: &mut Model, calls: &[BudgetCall], n
 }
 
 #[test]
-fn full_budgets_deny_and_expire_as_in_the_kernel() {
+fn full_budgets_deny_forget_and_expire_as_in_the_kernel() {
     let redis = Redis::start();
     let (mut scripted, mut model) = (Scripted::new(&redis), Model::default());
     let parts = [part(0, 1, BudgetTerms { amount: Amount(LARGEST), ..terms(every(HOUR)) })];
@@ -300,18 +300,19 @@ fn full_budgets_deny_and_expire_as_in_the_kernel() {
     send(&many(BudgetAction::Cancel, early..=early), 0);
     send(&many(BudgetAction::Cancel, early + 1..=early + 1), 1_000);
     send(&many(BudgetAction::Read, 0..=0), 30_000);
-    // The last reserve finds MAX_HOLDS open holds, the last cancel MAX_ENTRIES entries.
+    // The last reserve finds MAX_HOLDS open holds, the last two cancels MAX_ENTRIES entries.
     send(&many(BudgetAction::Reserve, 0..=holds), 30_500);
-    send(std::slice::from_ref(&shadow), 30_500);
-    let unknown = holds..=2 * holds;
-    send(&many(BudgetAction::Cancel, unknown.clone()), 30_500);
-    send(&many(BudgetAction::Settle, 0..=0), 30_500);
-    send(&many(BudgetAction::Reserve, unknown.clone()), 30_500);
     send(&[shadow], 30_500);
-    // The second id is forgotten, which makes room for another one.
-    send(&many(BudgetAction::Reserve, early + 2..=early + 3), 31_000);
-    // Now all holds expire at once.
-    send(&many(BudgetAction::Read, 0..=0), 61_000);
+    let unknown = holds..=2 * holds;
+    send(&many(BudgetAction::Cancel, unknown), 30_500);
+    // The first two ids are forgotten: these are new, and replace further ones.
+    send(&many(BudgetAction::Settle, early..=early + 1), 30_500);
+    send(&many(BudgetAction::Settle, 0..=3), 30_500);
+    send(&many(BudgetAction::Reserve, holds..=holds + 9), 30_500);
+    // All holds but four expire at once, and then all known ids.
+    send(&many(BudgetAction::Read, 0..=0), 60_500);
+    send(&many(BudgetAction::Cancel, 0..=9), 61_000);
+    send(&many(BudgetAction::Reserve, early + 2..=early + 9), 91_000);
     let again = TOP_UP_KNOWN_FOR.0 / Nanos::MICRO.0;
     send(&many(BudgetAction::Reserve, 0..=9), again);
 }

@@ -50,6 +50,8 @@ struct Late {
     memory: MemoryStore,
     /// The number of next calls whose replies are lost.
     lost: AtomicU32,
+    /// The number of next calls that are not made.
+    refused: AtomicU32,
 }
 
 impl CounterStore for Late {
@@ -76,10 +78,13 @@ impl BudgetStore for Late {
         now: Nanos,
         call: &'a BudgetCall,
     ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
+        let less = |left: u32| left.checked_sub(1);
+        if self.refused.fetch_update(Relaxed, Relaxed, less).is_ok() {
+            return StoreReply::Ready(Err(StoreFailure::Loading));
+        }
         let StoreReply::Ready(reply) = self.memory.call_budgets(now, call) else {
             panic!("not ready")
         };
-        let less = |lost: u32| lost.checked_sub(1);
         let is_lost = self.lost.fetch_update(Relaxed, Relaxed, less).is_ok();
         StoreReply::Pending(Box::pin(async move {
             tokio::task::yield_now().await;
@@ -89,7 +94,7 @@ impl BudgetStore for Late {
 }
 
 fn late() -> Arc<Late> {
-    Arc::new(Late { memory: memory(), lost: AtomicU32::new(0) })
+    Arc::new(Late { memory: memory(), lost: AtomicU32::new(0), refused: AtomicU32::new(0) })
 }
 
 fn memory() -> MemoryStore {
@@ -248,6 +253,26 @@ async fn lost_replies_leave_no_hold_and_lose_no_settle() {
     assert_eq!(amounts().await, (70, 0), "a repeated settle charges once");
 }
 
+#[tokio::test]
+async fn charges_that_the_store_did_not_make_are_repeated() {
+    let store = late();
+    let engine = engine_with(store.clone(), "estimate: max_tokens", TOKENS, false);
+    let (check, covered) = (check_of(vec![descriptor(&[("org", "acme")], 40)]), &check_of(vec![]));
+    let charge = async || {
+        let start = RequestStart { covered, budgets: BudgetUse::Charge };
+        let lifetime = PermitLifetime::UntilReleased;
+        engine.admit_request(start, &check, None, lifetime).await.unwrap_err()
+    };
+    let settled = async || engine.read_budgets(&check, None).await.unwrap()[0].view.usage.settled.0;
+    // The first repeat fails, too. The reply to the second one is lost, which ends the repeats.
+    store.refused.store(2, Relaxed);
+    charge().await;
+    wait_until(async || store.refused.load(Relaxed) == 0).await;
+    store.lost.store(1, Relaxed);
+    wait_until(async || store.lost.load(Relaxed) == 0).await;
+    assert_eq!(settled().await, 40);
+}
+
 #[test]
 fn a_missing_price_affects_only_budgets_of_money() {
     let descriptors = "- {key: org, budget: {amount: 1k tokens, unit: month}}\n\
@@ -289,6 +314,32 @@ fn a_rate_limit_that_denies_cancels_the_holds() {
     // The proxy settles every request, also a denied one, whose usage is unknown.
     block_on(engine.settle(&acme(), "request-2", RequestUsage::Unknown, None)).unwrap();
     assert_eq!(amounts(&engine, &acme()), [(0, 100), (0, 100)]);
+}
+
+#[test]
+fn a_full_store_says_that_it_is_full() {
+    let full = || Arc::new(MemoryStore::new(1, WhenFull::Deny, [0; 16]));
+    let engine = engine_with(full(), "estimate: max_tokens", TOKENS, false);
+    let error = reserve(&engine, &acme(), "request-1", 100).unwrap_err().to_string();
+    assert!(error.starts_with("the store is full (out_of_memory)"), "{error}");
+    let denies = TOKENS.replace("unit: hour}", "unit: hour, on_store_failure: deny}");
+    let store = full();
+    let engine = engine_with(store.clone(), "estimate: max_tokens", &denies, false);
+    assert_eq!(rejection(reserve(&engine, &acme(), "request-1", 100)).reason, Reason::StoreFull);
+    assert_eq!(store.times_full(), 1);
+}
+
+#[test]
+fn another_unit_is_another_budget() {
+    let engine = engine("estimate: max_tokens");
+    assert!(is_allowed(&reserve(&engine, &acme(), "request-1", 100).unwrap()));
+    block_on(engine.settle(&acme(), "request-1", used(70), None)).unwrap();
+    let reload =
+        |descriptors: &str| publish(&engine, "usage: {estimate: max_tokens}\n", descriptors);
+    reload(&TOKENS.replace("tokens", "input_tokens"));
+    assert_eq!(amounts(&engine, &acme()), [(0, 0), (0, 0)]);
+    reload(&TOKENS.replace("1k tokens", "2k tokens"));
+    assert_eq!(amounts(&engine, &acme()), [(70, 0), (70, 0)], "another amount keeps the charges");
 }
 
 #[test]

@@ -120,6 +120,19 @@ impl BudgetUnit {
             Self::Tokens | Self::InputTokens | Self::OutputTokens => 1,
         }
     }
+
+    /// Returns the number of the unit in the key of a budget. Stores keep it.
+    #[must_use]
+    pub const fn number(self) -> u64 {
+        match self {
+            Self::Tokens => 0,
+            Self::InputTokens => 1,
+            Self::OutputTokens => 2,
+            Self::Money([first, second, third]) => {
+                u64::from_be_bytes([0, 0, 0, 0, 0, first, second, third])
+            }
+        }
+    }
 }
 
 impl BudgetRule {

@@ -11,8 +11,8 @@
 //! - Dropping a future of a reserve cancels its holds.
 //! - A rate limit that denies afterwards cancels the holds.
 //! - A check without an id charges its hits to its budgets. A check of 0 hits only reads.
-//! - If the store fails, the strictest `on_store_failure` of the budgets decides. A settle that fails
-//!   is repeated until the store replies, at most for the time limit.
+//! - If the store fails, the strictest `on_store_failure` of the budgets decides. A settle or charge
+//!   that fails is repeated until the store replies, at most for the time limit ([`retries`]).
 //! - A budget that is reserved and never settled is a finding ([`watch`]).
 //!
 //! Not covered:

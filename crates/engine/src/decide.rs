@@ -183,11 +183,16 @@ pub enum CheckError {
         /// The error text for the caller.
         why: &'static str,
     },
-    /// The store did not reply, and a limit has `on_store_failure:
-    /// error`. After a timeout the store may still have made the charge.
-    #[error(
-        "the store is unavailable ({}), and the limit's on_store_failure is error",
-        .0.as_str()
-    )]
+    /// The store did not reply or is full, and a limit or budget has `on_store_failure: error`. After
+    /// a timeout the store may still have made the charge.
+    #[error("{}; on_store_failure can allow or deny checks meanwhile", store_problem(*.0))]
     StoreUnavailable(StoreFailure),
+}
+
+fn store_problem(cause: StoreFailure) -> String {
+    let problem = match cause {
+        StoreFailure::OutOfMemory => "full",
+        _ => "unavailable",
+    };
+    format!("the store is {problem} ({})", cause.as_str())
 }

@@ -51,8 +51,8 @@
 //!
 //! Not covered:
 //! - How to estimate a cost, and prices.
-//! - Ids that are forgotten: `time_limit` after their end, or at once in a budget of
-//!   [`MAX_ENTRIES`]. A later settle charges again.
+//! - Ids that are forgotten: `time_limit` after their end, or earlier in a budget of [`MAX_ENTRIES`]. A
+//!   later reserve holds again, and a later settle charges again.
 //! - Periods without a use: they have no entry in [`Budget::periods`].
 
 mod cost_learner;
@@ -81,7 +81,8 @@ pub const KEPT_PERIODS: usize = 32;
 /// The most open holds of one budget.
 pub const MAX_HOLDS: u32 = 65_536;
 
-/// The most entries of one budget: open holds, and ids that are still known.
+/// The most entries of one budget: open holds, and ended ids that are still known. Another entry
+/// replaces the ended id with the first deadline.
 pub const MAX_ENTRIES: usize = 131_072;
 
 /// The state of one budget. The default is an unused one.
@@ -94,12 +95,12 @@ pub struct Budget {
     held: Amount,
     /// The sum of all top-ups.
     credit: Amount,
-    open_holds: u32,
     /// The usage of the last periods, in ascending order.
     periods: Vec<PeriodUsage>,
     entries: BTreeMap<HoldId, Entry>,
-    /// The end of each entry. Derived from `entries`.
-    deadlines: BTreeSet<(Nanos, HoldId)>,
+    /// The ends of the open holds, and of the other entries. Derived from `entries`.
+    open: BTreeSet<(Nanos, HoldId)>,
+    ended: BTreeSet<(Nanos, HoldId)>,
 }
 
 /// A hold, or what is known of one that ended.
@@ -140,7 +141,7 @@ impl Budget {
             BudgetPeriod::Prepaid => None,
         };
         let (usage, held, credit) = (self.usage(), self.held, self.credit);
-        BudgetView { usage, held, credit, open_holds: self.open_holds, end }
+        BudgetView { usage, held, credit, open_holds: self.open_holds(), end }
     }
 
     /// Returns the usage of the current period.
@@ -170,8 +171,8 @@ impl Budget {
 
     /// Returns the number of open holds, also of earlier periods.
     #[must_use]
-    pub const fn open_holds(&self) -> u32 {
-        self.open_holds
+    pub fn open_holds(&self) -> u32 {
+        u32::try_from(self.open.len()).unwrap_or(u32::MAX)
     }
 
     /// Ends a hold with the actual amount. Without a hold, charges the amount to the current period.
@@ -224,52 +225,43 @@ impl Budget {
         open.is_some()
     }
 
-    /// Adds to the credit of a prepaid budget. Returns `false` if the id is known, which changes
-    /// nothing.
-    pub fn top_up(&mut self, terms: &BudgetTerms, id: HoldId, amount: Amount, now: Nanos) -> bool {
+    /// Adds to the credit of a prepaid budget. If the id is known, changes nothing and returns the
+    /// amount of the first top-up.
+    pub fn top_up(
+        &mut self,
+        terms: &BudgetTerms,
+        id: HoldId,
+        amount: Amount,
+        now: Nanos,
+    ) -> Option<Amount> {
         self.advance(terms, now);
-        if self.entries.contains_key(&id) {
-            return false;
+        if let Some(known) = self.entries.get(&id) {
+            return Some(known.amount);
         }
         self.credit = self.credit.plus(amount);
         let (state, until) = (State::Final, now.plus(TOP_UP_KNOWN_FOR));
         self.insert(id, Entry { state, amount, period: self.start, until });
-        true
+        None
     }
 
     /// Ends the holds that expired, and begins the period at `now`.
     pub fn advance(&mut self, terms: &BudgetTerms, now: Nanos) {
-        while let Some(&(until, id)) = self.deadlines.first() {
-            if now < until {
-                break;
-            }
-            let Some(entry) = self.remove(id) else { continue };
-            if entry.is_open() {
-                self.expire((id, entry), terms);
-            }
+        while let Some(&(until, id)) = self.open.first()
+            && until <= now
+        {
+            let Some(entry) = self.remove(id) else { break };
+            self.expire((id, entry), terms);
+        }
+        while let Some(&(until, id)) = self.ended.first()
+            && until <= now
+        {
+            self.remove(id);
         }
         if let Some((start, _)) = terms.period.current(self.start, now)
             && self.start < start
         {
             (self.start, self.held) = (start, Amount(0));
         }
-    }
-
-    /// Returns the instant from which the budget need not be kept: no id is known, and no period is
-    /// kept. `None` if the budget must be kept for ever.
-    #[must_use]
-    pub fn keep_until(&self, terms: &BudgetTerms, now: Nanos) -> Option<Nanos> {
-        let mut last = self.deadlines.last().map_or(now, |(until, _)| *until);
-        if 0 < self.open_holds {
-            // An expiry charges the hold, and a settle may correct it for another time limit.
-            last = last.plus(terms.time_limit);
-        } else if self.periods.is_empty() && self.credit == Amount(0) {
-            return Some(last);
-        }
-        let BudgetPeriod::Each(_) = terms.period else { return None };
-        let (start, end) = terms.period.current(self.start, now)?;
-        let kept = (1..KEPT_PERIODS).fold(end, |until, _| until.plus(end.since(start)));
-        Some(last.max(kept))
     }
 
     fn expire(&mut self, (id, entry): (HoldId, Entry), terms: &BudgetTerms) {
@@ -296,18 +288,13 @@ impl Budget {
     ) -> EndedHold {
         let entry = self.entries.get(&id).copied();
         let (ended, period, before) = match entry {
-            Some(Entry { state: State::Final, amount, .. }) => {
-                return EndedHold { ended: Ended::Before, counted: amount };
-            }
-            Some(Entry { state: State::Correctable, amount, .. })
-                if matches!(charge, FinalCharge::Held) =>
+            Some(Entry { state: State::Open, amount, period, .. }) => (Ended::Now, period, amount),
+            Some(Entry { state, amount, .. })
+                if state == State::Final || matches!(charge, FinalCharge::Held) =>
             {
                 return EndedHold { ended: Ended::Before, counted: amount };
             }
-            Some(Entry { state: State::Correctable, amount, period, .. }) => {
-                (Ended::Corrected, period, amount)
-            }
-            Some(Entry { state: State::Open, amount, period, .. }) => (Ended::Now, period, amount),
+            Some(Entry { amount, period, .. }) => (Ended::Corrected, period, amount),
             None => (Ended::Unknown, self.start, Amount(0)),
         };
         if let Some(open) = entry.filter(Entry::is_open) {
@@ -326,11 +313,9 @@ impl Budget {
                 usage.excess = usage.excess.plus(after.less(before));
             });
         }
-        if entry.is_some() || self.entries.len() < MAX_ENTRIES {
-            let state = if is_settle { State::Final } else { State::Correctable };
-            let until = now.plus(terms.time_limit);
-            self.insert(id, Entry { state, amount: after, period, until });
-        }
+        let state = if is_settle { State::Final } else { State::Correctable };
+        let until = now.plus(terms.time_limit);
+        self.insert(id, Entry { state, amount: after, period, until });
         EndedHold { ended, counted: before }
     }
 
@@ -347,7 +332,6 @@ impl Budget {
 
     /// Removes an open hold from the held amount.
     fn release(&mut self, entry: &Entry) {
-        self.open_holds = self.open_holds.saturating_sub(1);
         if entry.period == self.start {
             self.held = self.held.less(entry.amount);
         }
@@ -370,20 +354,29 @@ impl Budget {
 
     fn insert(&mut self, id: HoldId, entry: Entry) {
         self.remove(id);
+        if MAX_ENTRIES <= self.entries.len()
+            && let Some(&(_, oldest)) = self.ended.first()
+        {
+            self.remove(oldest);
+        }
         self.entries.insert(id, entry);
-        self.deadlines.insert((entry.until, id));
+        self.deadlines_of(&entry).insert((entry.until, id));
     }
 
     fn remove(&mut self, id: HoldId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.deadlines.remove(&(entry.until, id));
+        self.deadlines_of(&entry).remove(&(entry.until, id));
         Some(entry)
+    }
+
+    const fn deadlines_of(&mut self, entry: &Entry) -> &mut BTreeSet<(Nanos, HoldId)> {
+        if entry.is_open() { &mut self.open } else { &mut self.ended }
     }
 }
 
 impl Entry {
-    fn is_open(&self) -> bool {
-        self.state == State::Open
+    const fn is_open(&self) -> bool {
+        matches!(self.state, State::Open)
     }
 
     /// The instant from which this entry need not be kept.

@@ -85,7 +85,8 @@ crate::named_enum! {
         /// Also used for a limit with `on_store_failure: error`
         /// whose store call failed. That limit may have been charged.
         Skipped = "skipped",
-        /// The memory store is full and has no counter for this key: `when_full` decided.
+        /// The memory store is full and has no counter for this key: `when_full` decided. For a budget:
+        /// the store is full, or the budget has the most requests in flight.
         StoreFull = "store_full",
         /// The store call failed: `on_store_failure: allow`.
         StoreDownAllowed = "store_unavailable_allowed",

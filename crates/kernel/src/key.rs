@@ -56,7 +56,8 @@ const HEAD_LEN: usize = 10;
 
 const BUCKET_HEAD: KeyHead = ([b'b', 0], 0);
 
-const BUDGET_HEAD: KeyHead = ([b'u', 0], 0);
+/// The first bytes of a budget's key. The number after them is the unit.
+const BUDGET_TAG: [u8; 2] = [b'u', 0];
 
 impl CounterKey {
     /// An empty key, used as a buffer for the `write_` methods.
@@ -110,20 +111,23 @@ impl CounterKey {
         key
     }
 
-    /// Creates the key of a budget; it is never equal to a counter's key.
+    /// Creates the key of a budget; it is never equal to a counter's key. `unit` is the number of the
+    /// budget's unit: an amount in another unit is another budget.
     pub fn budget<'a>(
         domain: &str,
         entries: impl Iterator<Item = (&'a str, &'a str)> + Clone,
+        unit: u64,
     ) -> Self {
         let mut key = Self::EMPTY;
-        key.write_length_prefixed(BUDGET_HEAD, domain, entries);
+        key.write_length_prefixed((BUDGET_TAG, unit), domain, entries);
         key
     }
 
     /// Parses the domain and the entries from a budget's key. Returns `None` for any other bytes.
     #[must_use]
     pub fn parse_budget(name: &[u8]) -> Option<(&str, Vec<(&str, &str)>)> {
-        parse_with_head(name, BUDGET_HEAD)
+        let (head, rest) = name.split_at_checked(HEAD_LEN)?;
+        head.starts_with(&BUDGET_TAG).then(|| split_domain_and_entries(rest)).flatten()
     }
 
     /// Parses the domain and the entries from a bucket's key. Returns `None` for any other bytes.

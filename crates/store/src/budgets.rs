@@ -96,8 +96,10 @@ pub enum BudgetOutcome {
     /// The results of a settle, of either kind, or a cancel.
     Ended(SmallVec<[EndedHold; 2]>),
     /// Renew: `true` for each hold that was open. Charge: `false` for each budget that denies,
-    /// because nothing was free before. Top-up: `false` for each one that was made before.
+    /// because nothing was free before.
     Changed(SmallVec<[bool; 2]>),
+    /// The amounts of earlier top-ups with this id, which changed nothing now; `None`: it is new.
+    ToppedUp(SmallVec<[Option<Amount>; 2]>),
     /// The usage of the last periods of each budget.
     Read(Vec<Vec<PeriodUsage>>),
 }
@@ -124,7 +126,7 @@ impl BudgetCall {
                 self.for_each(budgets, |budget, part| budget.charge(&part.terms, part.amount, now)),
             ),
             BudgetAction::TopUp => {
-                BudgetOutcome::Changed(self.for_each(budgets, |budget, part| {
+                BudgetOutcome::ToppedUp(self.for_each(budgets, |budget, part| {
                     budget.top_up(&part.terms, id, part.amount, now)
                 }))
             }

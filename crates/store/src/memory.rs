@@ -304,7 +304,11 @@ impl BudgetStore for MemoryStore {
         now: Nanos,
         call: &'a BudgetCall,
     ) -> StoreReply<'a, Result<BudgetReply, StoreFailure>> {
-        StoreReply::Ready(self.budgets.lock().apply(call, now, self.max_keys()))
+        let reply = self.budgets.lock().apply(call, now, self.max_keys());
+        // The log and the metrics name the full store. `on_store_failure` decides.
+        StoreReply::Ready(reply.inspect_err(|_full| {
+            self.full_verdict();
+        }))
     }
 }
 

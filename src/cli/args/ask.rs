@@ -27,7 +27,8 @@ pub struct AskArgs {
     /// Hits to charge.
     #[arg(long, default_value_t = 1, value_name = "N", conflicts_with = "peek")]
     pub hits: u64,
-    /// Charge nothing: print whether one hit would be allowed now, or when.
+    /// Charge nothing: print whether the limits would allow one hit now, or when, and the amounts of
+    /// the budgets.
     #[arg(long)]
     pub peek: bool,
     /// Instead of a check, reset the counters of these descriptors.

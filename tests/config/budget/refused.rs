@@ -82,7 +82,8 @@ fn every_amount_of_a_fix_is_accepted() {
         };
         let text = file("prices: models", &format!("budget: {{{line}, unit: day}}"));
         let findings = load(&[("a.yaml", &text)], false).unwrap().1;
-        assert!(findings.iter().all(|one| one.code.name() == "W26"), "{text}{findings:?}");
+        let is_known = |code: &str| ["W26", "W35"].contains(&code);
+        assert!(findings.iter().all(|one| is_known(one.code.name())), "{text}{findings:?}");
         accepted += 1;
     }
     assert!(20 < accepted, "{accepted}");
@@ -301,7 +302,7 @@ fn wrong_budgets_get_their_place_and_fix() {
 #[test]
 fn wrong_usage_gets_its_place_and_fix() {
     for (fields, message, fix) in USAGES {
-        let text = file(fields, "budget: {amount: 5 tokens, unit: day}");
+        let text = file(fields, "budget: {amount: 50k tokens, unit: day}");
         assert_refused(&text, &[(message, fix)]);
     }
 }
@@ -339,6 +340,20 @@ const DOMAINS: &[Wrong] = &[
         "descriptors: [{key: k, quota_mode: true, budget: {@amount: 5 tokens, unit: day}}]",
         "E32 `budget` cannot be combined with `quota_mode: true`",
         "remove `quota_mode`: each budget of a check must allow it",
+    ),
+    (
+        "colocate: k\nusage: {at_most: 5k tokens}\n\
+         descriptors: [{key: @k, budget: {amount: 4k tokens, unit: day}}]",
+        "W35 `amount: 4k tokens` is below `at_most: 5k tokens` of `usage`, so a reserve without a \
+         number of tokens is denied",
+        "use `at_most: 4k tokens` or less in `usage`, or a larger `amount`",
+    ),
+    (
+        "colocate: k\nusage: {estimate: 5k tokens}\n\
+         descriptors: [{key: @k, budget: {amount: 4k output_tokens, unit: day}}]",
+        "W35 `amount: 4k output_tokens` is below `estimate: 5k tokens` of `usage`, so every reserve \
+         is denied",
+        "use `estimate: 4k tokens` or less in `usage`, or a larger `amount`",
     ),
     (
         "usage: {@estimate: learn}\ndescriptors: [{key: k}]",

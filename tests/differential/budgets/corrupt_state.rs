@@ -119,6 +119,8 @@ fn impossible_outcome_of_the_budget_script_is_rejected() {
     let not_ended: [&[i64]; 5] = [&[], &[0], &[3, 1], &[4, 0], &[0, -1]];
     let changed: [&[i64]; 2] = [&[0], &[1]];
     let not_changed: [&[i64]; 4] = [&[], &[2], &[0, 0], &[-1]];
+    let topped_up: [&[i64]; 3] = [&[1, 0], &[0, 0], &[0, 5]];
+    let not_topped_up: [&[i64]; 5] = [&[], &[1], &[1, 5], &[2, 0], &[0, -1]];
     let periods: [&[i64]; 3] = [&[0], &[2, 1, 0, 0, 0, 0, 2, 0, 0, 0, 0], &full];
     let no_periods: [&[i64]; 5] =
         [&[], &[1], &[1, 1, 0, 0, 0], &[2, 2, 0, 0, 0, 0, 2, 0, 0, 0, 0], &many];
@@ -128,7 +130,7 @@ fn impossible_outcome_of_the_budget_script_is_rejected() {
         (BudgetAction::Cancel, &ended, &not_ended),
         (BudgetAction::Renew, &changed, &not_changed),
         (BudgetAction::Charge, &changed, &not_changed),
-        (BudgetAction::TopUp, &changed, &not_changed),
+        (BudgetAction::TopUp, &topped_up, &not_topped_up),
         (BudgetAction::Read, &periods, &no_periods),
     ];
     for (action, possible, impossible) in cases {

@@ -116,7 +116,7 @@ fn call(action: BudgetAction, id: u64, name: &str, amount: u64) -> BudgetCall {
         "prepaid" => BudgetPeriod::Prepaid,
         _ => BudgetPeriod::Each(Windows::Every(Nanos::from_secs(86_400))),
     };
-    let key = CounterKey::budget("llm", [("budget", name)].into_iter());
+    let key = CounterKey::budget("llm", [("budget", name)].into_iter(), 0);
     let (placement, terms, amount) = (Placement::ByKey, terms(period), Amount(amount));
     let budgets = [BudgetPart { key, placement, terms, amount }].into_iter().collect();
     BudgetCall { id: HoldId(7, id), action, budgets }
@@ -157,8 +157,8 @@ fn a_restart_keeps_spending_holds_known_ids_and_credit() {
         let ended = [EndedHold { ended, counted: Amount(counted) }].into_iter().collect();
         assert_eq!(send(call(BudgetAction::Settle, id, "daily", 25)), BudgetOutcome::Ended(ended));
     }
-    let repeated = BudgetOutcome::Changed([false].into_iter().collect());
-    assert_eq!(send(call(BudgetAction::TopUp, 9, "prepaid", 500)), repeated);
+    let repeated = BudgetOutcome::ToppedUp([Some(Amount(500))].into_iter().collect());
+    assert_eq!(send(call(BudgetAction::TopUp, 9, "prepaid", 40)), repeated);
     assert_eq!(view(&file.store, NEW_YEAR, "prepaid").credit, Amount(500));
 }
 

@@ -20,7 +20,7 @@ fn call(action: BudgetAction, name: &str, time_limit: Nanos) -> BudgetCall {
     };
     let (amount, on_expiry) = (Amount(10), OnExpiry::Charge);
     let part = BudgetPart {
-        key: CounterKey::budget("llm", [("budget", name)].into_iter()),
+        key: CounterKey::budget("llm", [("budget", name)].into_iter(), 0),
         placement: Placement::ByKey,
         terms: BudgetTerms { amount, period, time_limit, on_expiry, is_enforced: true },
         amount: Amount(1),

@@ -108,7 +108,7 @@ async fn each_budget_call_behind_a_proxy_has_one_budget() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let part = |value| BudgetPart {
-        key: CounterKey::budget("llm", [("org", value)].into_iter()),
+        key: CounterKey::budget("llm", [("org", value)].into_iter(), 0),
         placement: Placement::by_domain("llm"),
         terms: BudgetTerms {
             amount: Amount(100),

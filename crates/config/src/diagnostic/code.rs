@@ -181,6 +181,8 @@ codes! {
         "use a [pattern](../limits.md#patterns), one descriptor for each value, or another key",
     Unloadable = W34 "a module that Envoy closes with its last filter"
         "set `do_not_close: true` in `dynamic_module_config`",
+    SmallBudget = W35 "a budget below the estimate of a request"
+        "lower `at_most` or `estimate` in `usage`, or raise `amount`; see [budgets](../limits.md#budgets)",
 
     SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain, or budgets"
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",

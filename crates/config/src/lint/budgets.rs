@@ -1,15 +1,20 @@
-//! Warns about a block `usage` without effect, and notes the Redis Cluster slot of budgets.
+//! Warns about a block `usage` without effect and about budgets below their estimate, and notes the
+//! Redis Cluster slot of budgets.
 //!
 //! Not covered:
 //! - Errors of budgets (see [`crate::resolve`]).
+//! - Estimates of budgets of money, because prices are not in the files.
 
 use super::DomainLint;
-use crate::budget::BudgetUnit;
+use crate::budget::{BudgetUnit, BudgetWindow, Estimate};
+use crate::budget_amount::AmountText;
 use crate::diagnostic::Code;
+use crate::kernel::budget::Amount;
 
 impl DomainLint<'_, '_, '_> {
     pub(super) fn lint_budgets(&mut self) {
         self.warn_unused_usage();
+        self.warn_small_budgets();
         self.note_budget_slot();
     }
 
@@ -27,6 +32,39 @@ impl DomainLint<'_, '_, '_> {
         };
         let message = format!("`{word}` has no effect: {problem}");
         self.findings.add(Code::NoEffect, at, message, fix);
+    }
+
+    /// Warns about budgets that deny each request whose number of tokens is unknown. Without a block
+    /// `usage`, requests may only be charged.
+    fn warn_small_budgets(&mut self) {
+        let Some((usage, _)) = self.usage else { return };
+        let (field, estimate, affected) = match usage.estimate {
+            Estimate::Tokens(tokens) => ("estimate", tokens, "every reserve"),
+            Estimate::MaxTokens | Estimate::Learn => {
+                ("at_most", usage.at_most, "a reserve without a number of tokens")
+            }
+        };
+        for node in self.tree.nodes() {
+            let Some(rule) = self.tree.budget_of(node) else { continue };
+            let is_small = rule.amount < Amount(estimate)
+                && rule.window != BudgetWindow::Prepaid
+                && !matches!(rule.unit, BudgetUnit::Money(_))
+                && !rule.shadow;
+            if !is_small {
+                continue;
+            }
+            let amount = AmountText(rule.amount, rule.unit);
+            let tokens = |tokens| AmountText(Amount(tokens), BudgetUnit::Tokens);
+            let message = format!(
+                "`amount: {amount}` is below `{field}: {}` of `usage`, so {affected} is denied",
+                tokens(estimate)
+            );
+            let fix = format!(
+                "use `{field}: {}` or less in `usage`, or a larger `amount`",
+                tokens(rule.amount.0)
+            );
+            self.findings.add(Code::SmallBudget, self.key_span(node), message, fix);
+        }
     }
 
     /// Adds a note about budgets without `colocate`, which share one slot.

@@ -29,7 +29,7 @@ use crate::{ReplyOptions, check_error_outcome, count_check_error};
 /// The gRPC header of a peek, which `sluicegate ask --peek` sends. Its value is ignored.
 pub const PEEK_HEADER: &str = "x-sluicegate-peek";
 
-type RlsReply = Result<(RateLimitResponse, EdgeOutcome), CheckError>;
+pub(crate) type RlsReply = Result<(RateLimitResponse, EdgeOutcome), CheckError>;
 
 /// The gRPC service `RateLimitService`, for the connection of one client.
 #[derive(Clone, Debug)]
@@ -142,7 +142,7 @@ impl RateLimitService {
     }
 
     /// Decides a check, starts a request or ends it, within `timeout`.
-    async fn resolve(
+    pub(crate) async fn resolve(
         &self,
         (call, request): (ReservedCall, &RateLimitRequest),
         timeout: Option<Nanos>,

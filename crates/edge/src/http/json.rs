@@ -1,7 +1,7 @@
 //! Serves `/json`: one check as proto3 JSON in the body, one decision as the reply.
 //!
 //! Guarantees:
-//! - A valid body gets the same decision as the equivalent gRPC message.
+//! - A valid body gets the same decision as the equivalent gRPC message, also with reserved keys.
 //! - A body above `listen.max_message` is rejected before all of it is in memory.
 //! - All bodies in flight take at most `listen.max_body_memory`; others get status 429.
 //! - Statuses match envoyproxy/ratelimit: 200 allow, 429 deny, 400 invalid check.
@@ -13,12 +13,13 @@ mod read;
 mod write;
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody as _};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse as _, Response};
-use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitResponse;
+use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_stream::StreamExt as _;
@@ -26,14 +27,15 @@ use tokio_stream::StreamExt as _;
 use super::check_port::CheckPort;
 use super::response::{JSON, status_response, text_response};
 use crate::body_memory::{BodyBuffer, BodyMemoryFull};
-use crate::count_check_error;
 use crate::engine::AdmissionOutcome;
+use crate::engine::concurrency::with_queue_time;
 use crate::grpc::convert;
-use crate::kernel::decision::Verdict;
-use crate::kernel::units::Nanos;
-use crate::permits::{Holder, Permits, outcome_of_result};
+use crate::grpc::reserved_keys::{ReservedCall, take_reserved};
+use crate::grpc::rls::{RateLimitService, RlsReply};
+use crate::permits::{Holder, Permits, outcome_of_admission};
 use crate::telemetry::event::{CheckAnswered, EdgeOutcome, Event as _, Protocol, RequestCompleted};
 use crate::telemetry::reason_log::{DueLine, ReasonLog};
+use crate::{check_error_outcome, count_check_error};
 
 pub use read::{JsonRequestError, parse_request};
 pub use write::{NotExpressibleInJson, to_json_text};
@@ -58,7 +60,7 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
     // Stays charged until the reply.
     let mut buffer = BodyBuffer::new(port.bodies.max_message, port.bodies.open_account());
     let body = read_body(body, port.bodies.max_message, &mut buffer).await;
-    let request = match body.and_then(|()| Ok(parse_request(&buffer.bytes)?)) {
+    let mut request = match body.and_then(|()| Ok(parse_request(&buffer.bytes)?)) {
         Ok(request) => request,
         Err(error) => {
             let (outcome, response) = body_error_response(&error);
@@ -69,39 +71,44 @@ async fn decide(port: &CheckPort, body: Body) -> (EdgeOutcome, Response) {
         }
     };
     let received_at = port.engine.clock().now();
-    let permits = Permits::new(&port.engine, &port.reporting, Protocol::Json);
-    let result = permits.acquire(&request, Holder::Nobody, None).await;
-    let outcome = outcome_of_result(&result);
+    let (result, queue_time) = with_queue_time(answer(port, &mut request)).await;
     let reply = match result {
-        Ok(AdmissionOutcome::Decided(decision, _)) => decision_response(
-            &convert::to_response(&request, &decision, &port.reporting),
-            decision.verdict,
-            outcome,
-        ),
-        Ok(AdmissionOutcome::Rejected(rejection)) => {
-            let all: Vec<_> = (0..request.descriptors.len()).collect();
-            let reply = convert::rejection_response(&request, &all, &rejection, &port.reporting);
-            decision_response(&reply, Verdict::Deny, outcome)
-        }
+        Ok((reply, outcome)) => decision_response(&reply, outcome),
         Err(error) => {
             count_check_error(&port.engine, &error);
             log_rejection(&error);
-            (outcome, status_response(StatusCode::BAD_REQUEST))
+            (check_error_outcome(&error), status_response(StatusCode::BAD_REQUEST))
         }
     };
-    CheckAnswered { received_at, replied_at: port.engine.clock().now(), queue_time: Nanos(0) }
-        .emit();
+    CheckAnswered { received_at, replied_at: port.engine.clock().now(), queue_time }.emit();
     reply
 }
 
-fn decision_response(
-    reply: &RateLimitResponse,
-    verdict: Verdict,
-    outcome: EdgeOutcome,
-) -> (EdgeOutcome, Response) {
-    let status = match verdict {
-        Verdict::Allow => StatusCode::OK,
-        Verdict::Deny => StatusCode::TOO_MANY_REQUESTS,
+/// Decides a check, or starts or ends a request as the gRPC port does.
+async fn answer(port: &CheckPort, request: &mut RateLimitRequest) -> RlsReply {
+    let call = take_reserved(request)?;
+    if call != ReservedCall::Plain {
+        let service = RateLimitService::new(Arc::clone(&port.engine), port.reporting.clone());
+        return Box::pin(service.resolve((call, request), None)).await;
+    }
+    let permits = Permits::new(&port.engine, &port.reporting, Protocol::Json);
+    let admitted = permits.acquire(request, Holder::Nobody, None).await?;
+    let reply = match &admitted {
+        AdmissionOutcome::Decided(decision, _) => {
+            convert::to_response(request, decision, &port.reporting)
+        }
+        AdmissionOutcome::Rejected(rejection) => {
+            let all: Vec<_> = (0..request.descriptors.len()).collect();
+            convert::rejection_response(request, &all, rejection, &port.reporting)
+        }
+    };
+    Ok((reply, outcome_of_admission(&admitted)))
+}
+
+fn decision_response(reply: &RateLimitResponse, outcome: EdgeOutcome) -> (EdgeOutcome, Response) {
+    let status = match outcome {
+        EdgeOutcome::Deny => StatusCode::TOO_MANY_REQUESTS,
+        _ => StatusCode::OK,
     };
     match to_json_text(reply) {
         Ok(body) => (outcome, (status, JSON, body).into_response()),

@@ -109,7 +109,7 @@ impl Engine {
     }
 
     /// Adds an amount to the prepaid budgets of a check that count this unit. Returns the budgets, and
-    /// `false` if the top-up with this id was made before.
+    /// the amount of the first top-up if one with this id was made before.
     ///
     /// # Errors
     /// As [`Engine::settle`].
@@ -119,23 +119,27 @@ impl Engine {
         id: &str,
         (amount, unit): (Amount, BudgetUnit),
         timeout: Option<Nanos>,
-    ) -> Result<(Vec<BudgetStatus>, bool), CheckError> {
+    ) -> Result<(Vec<BudgetStatus>, Option<Amount>), CheckError> {
         let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
         let Some(mut plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
-            return Ok((Vec::new(), false));
+            return Ok((Vec::new(), None));
         };
         let is_meant =
             |rule: &BudgetRule| rule.window == BudgetWindow::Prepaid && rule.unit == unit;
         plan.budgets.retain(|budget| is_meant(budget.rule));
         if plan.budgets.is_empty() {
-            return Ok((Vec::new(), false));
+            return Ok((Vec::new(), None));
         }
         let amounts = plan.budgets.iter().map(|_| amount).collect();
         let (id, action) = (top_up_id(check.domain, id), BudgetAction::TopUp);
         let call = PlannedCall { plan: &plan, id, action, amounts };
         let reply = self.call_planned(&config, &call, timeout).await?;
-        let is_new = matches!(&reply.outcome, BudgetOutcome::Changed(new) if new.contains(&true));
-        Ok((statuses(&plan, &reply), is_new))
+        // If it is new in one budget, it added something.
+        let known = match &reply.outcome {
+            BudgetOutcome::ToppedUp(known) => known.iter().copied().min().flatten(),
+            _ => None,
+        };
+        Ok((statuses(&plan, &reply), known))
     }
 
     /// Returns the budgets that a check meets, with the usage of their last periods.

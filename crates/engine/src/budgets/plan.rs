@@ -105,7 +105,7 @@ fn add_budget<'c>(
 ) {
     let entries = descriptor.entries.iter().take(found.entries).copied();
     let entries = tree::counter_entries(entries, &found.shared);
-    let key = CounterKey::budget(&domain.name, entries.clone());
+    let key = CounterKey::budget(&domain.name, entries.clone(), found.rule.unit.number());
     if let Some(known) = budgets.iter_mut().find(|known| known.key == key) {
         known.hits = known.hits.max(hits);
         return;

@@ -190,7 +190,11 @@ impl Engine {
         let enforced = || plan.budgets.iter().filter(|it| !it.rule.shadow && !self.is_shadow());
         let with = |mode| enforced().find(|budget| budget.rule.on_store_failure == mode);
         if let Some(budget) = with(FallbackMode::Deny) {
-            return Ok(reject(config, budget, Reason::StoreDownDenied, Some(RETRY_WHILE_HELD)));
+            let reason = match cause {
+                StoreFailure::OutOfMemory => Reason::StoreFull,
+                _ => Reason::StoreDownDenied,
+            };
+            return Ok(reject(config, budget, reason, Some(RETRY_WHILE_HELD)));
         }
         if with(FallbackMode::Error).is_some() {
             return Err(CheckError::StoreUnavailable(cause));

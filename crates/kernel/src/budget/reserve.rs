@@ -4,8 +4,8 @@
 //! - All budgets of a request hold its estimates, or none of them changes.
 
 use super::{
-    Amount, Budget, BudgetPeriod, BudgetTerms, Denial, DenialCause, Entry, HoldId, MAX_ENTRIES,
-    MAX_HOLDS, Reserved, State, TOP_UP_KNOWN_FOR,
+    Amount, Budget, BudgetPeriod, BudgetTerms, Denial, DenialCause, Entry, HoldId, MAX_HOLDS,
+    Reserved, State, TOP_UP_KNOWN_FOR,
 };
 use crate::units::Nanos;
 
@@ -76,7 +76,7 @@ impl Budget {
     }
 
     fn is_full(&self) -> bool {
-        MAX_HOLDS <= self.open_holds || MAX_ENTRIES <= self.entries.len()
+        MAX_HOLDS <= self.open_holds()
     }
 
     fn hold(&mut self, terms: &BudgetTerms, id: HoldId, amount: Amount, now: Nanos) {
@@ -85,7 +85,6 @@ impl Budget {
             return;
         }
         self.held = self.held.plus(amount);
-        self.open_holds = self.open_holds.saturating_add(1);
         let (period, until) = (self.start, now.plus(terms.time_limit));
         self.insert(id, Entry { state: State::Open, amount, period, until });
     }
@@ -96,7 +95,7 @@ impl Budget {
             BudgetPeriod::Each(_) => terms.time_limit.plus(terms.time_limit),
             BudgetPeriod::Prepaid => TOP_UP_KNOWN_FOR.max(terms.time_limit.plus(terms.time_limit)),
         });
-        while let Some(&(until, id)) = self.deadlines.last()
+        while let Some((until, id)) = self.open.last().max(self.ended.last()).copied()
             && latest < until
         {
             let Some(entry) = self.remove(id) else { return };

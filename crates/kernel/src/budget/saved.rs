@@ -1,8 +1,8 @@
-//! The forms in which stores save budgets.
+//! The forms in which stores save budgets, and for how long.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Amount, Budget, Entry, HoldId, PeriodUsage, State};
+use super::{Amount, Budget, BudgetPeriod, BudgetTerms, Entry, HoldId, KEPT_PERIODS, PeriodUsage};
 use crate::units::Nanos;
 
 /// The saved form of a budget: all that is not derived.
@@ -15,14 +15,33 @@ pub(super) struct SavedBudget {
 }
 
 impl Budget {
-    /// Returns the budget without the ids that were settled, and these ids.
+    /// Returns the instant from which the budget need not be kept: no id is known, and no period is
+    /// kept. `None` if the budget must be kept for ever.
     #[must_use]
-    pub fn split_ended(mut self) -> (Self, Vec<(HoldId, Entry)>) {
-        let ended = |(_, entry): &(_, Entry)| entry.state == State::Final;
-        let all = std::mem::take(&mut self.entries).into_iter();
-        let (ended, kept): (Vec<_>, Vec<_>) = all.partition(ended);
-        self.deadlines = kept.iter().map(|(id, entry)| (entry.until, *id)).collect();
-        self.entries = kept.into_iter().collect();
+    pub fn keep_until(&self, terms: &BudgetTerms, now: Nanos) -> Option<Nanos> {
+        let mut last = self.ended.last().map_or(now, |(until, _)| *until);
+        if let Some((until, _)) = self.open.last() {
+            // An expiry charges the hold, and a settle may correct it for another time limit.
+            last = last.max(until.plus(terms.time_limit));
+        } else if self.periods.is_empty() && self.credit == Amount(0) {
+            return Some(last);
+        }
+        let BudgetPeriod::Each(_) = terms.period else { return None };
+        let (start, end) = terms.period.current(self.start, now)?;
+        let kept = (1..KEPT_PERIODS).fold(end, |until, _| until.plus(end.since(start)));
+        Some(last.max(kept))
+    }
+
+    /// Returns the budget without the ended ids that `is_apart` selects, and these ids.
+    #[must_use]
+    pub fn split_ended(
+        mut self,
+        is_apart: impl Fn(HoldId) -> bool,
+    ) -> (Self, Vec<(HoldId, Entry)>) {
+        let all = self.entries.iter();
+        let ended = all.filter(|(id, entry)| !entry.is_open() && is_apart(**id)).map(|(id, _)| *id);
+        let ended: Vec<_> = ended.collect();
+        let ended = ended.into_iter().filter_map(|id| Some((id, self.remove(id)?))).collect();
         (self, ended)
     }
 
@@ -48,10 +67,9 @@ impl From<SavedBudget> for Budget {
         for (id, entry) in entries {
             budget.insert(id, entry);
         }
-        let open = || budget.entries.values().filter(|entry| entry.is_open());
-        let current = open().filter(|entry| entry.period == start);
+        let entries = budget.entries.values();
+        let current = entries.filter(|entry| entry.is_open() && entry.period == start);
         budget.held = current.fold(Amount(0), |sum, entry| sum.plus(entry.amount));
-        budget.open_holds = u32::try_from(open().count()).unwrap_or(u32::MAX);
         budget
     }
 }

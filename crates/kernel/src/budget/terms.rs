@@ -140,8 +140,7 @@ pub enum DenialCause {
     Spent,
     /// Requests in flight hold the rest of the amount.
     InFlight,
-    /// The budget has [`MAX_HOLDS`](super::MAX_HOLDS) open holds, or
-    /// [`MAX_ENTRIES`](super::MAX_ENTRIES) entries.
+    /// The budget has [`MAX_HOLDS`](super::MAX_HOLDS) open holds.
     Full,
     /// No calendar period is known for this instant.
     OutsidePeriods,

@@ -2,7 +2,7 @@
 
 use sluicegate_kernel::budget::{
     Amount, Budget, BudgetPeriod, BudgetTerms, Denial, DenialCause, Hold, HoldId, MAX_ENTRIES,
-    OnExpiry, Reserved, reserve_all,
+    MAX_HOLDS, OnExpiry, Reserved, reserve_all,
 };
 use sluicegate_kernel::rate::fixed_window::Windows;
 use sluicegate_kernel::units::Nanos;
@@ -42,18 +42,41 @@ fn a_denial_names_its_cause() {
 }
 
 #[test]
-fn a_flood_of_ids_is_bounded_and_still_charged() {
-    let (terms, now) = (terms(1, OnExpiry::Charge), Nanos::from_secs(300_000));
-    let (mut budget, flood) = (Budget::default(), MAX_ENTRIES as u64 + 10);
-    for id in 0..flood {
+fn a_full_budget_forgets_the_oldest_ended_ids_first() {
+    let (terms, mut now) = (terms(1, OnExpiry::Charge), Nanos::from_secs(300_000));
+    let (mut budget, known) = (Budget::default(), MAX_ENTRIES as u64);
+    assert_eq!(reserve(&mut budget, &terms, 0, 1, now), Reserved::Held);
+    budget.top_up(&terms, HoldId(9, 0), Amount(1), now);
+    for id in 1..known {
+        now = now.plus(Nanos(1));
         budget.settle(&terms, HoldId(1, id), Amount(0), now);
     }
-    assert_eq!(budget.usage().requests, flood);
-    assert_eq!(cause(reserve(&mut budget, &terms, flood, 1, now)), DenialCause::Full);
+    assert_eq!(budget.usage().requests, known - 1);
+    // The open hold and the top-up stay known, and the first settled id is forgotten.
+    assert_eq!(reserve(&mut budget, &terms, 0, 1, now), Reserved::Repeated);
+    assert_eq!(budget.top_up(&terms, HoldId(9, 0), Amount(1), now), Some(Amount(1)));
+    assert_eq!(reserve(&mut budget, &terms, 2, 1, now), Reserved::Ended);
+    assert_eq!(reserve(&mut budget, &terms, 1, 1, now), Reserved::Held);
+    assert_eq!(reserve(&mut budget, &terms, 2, 1, now), Reserved::Held, "forgotten for 1");
+    assert_eq!(reserve(&mut budget, &terms, 4, 1, now), Reserved::Ended);
+    budget.cancel(&terms, HoldId(1, known), now);
+    assert_eq!(reserve(&mut budget, &terms, 4, 1, now), Reserved::Held, "forgotten for another");
+}
+
+#[test]
+fn a_budget_with_the_most_holds_denies() {
+    let terms = BudgetTerms { amount: Amount(1 << 40), ..terms(1, OnExpiry::Charge) };
+    let (mut budget, now) = (Budget::default(), Nanos::from_secs(300_000));
+    for id in 0..u64::from(MAX_HOLDS) {
+        assert_eq!(reserve(&mut budget, &terms, id, 1, now), Reserved::Held);
+    }
+    let next = u64::from(MAX_HOLDS);
+    assert_eq!(cause(reserve(&mut budget, &terms, next, 1, now)), DenialCause::Full);
     let shadow = BudgetTerms { is_enforced: false, ..terms };
-    assert_eq!(reserve(&mut budget, &shadow, flood, 1, now), Reserved::Held);
-    assert_eq!(budget.open_holds(), 0, "a full budget in shadow mode takes no hold");
-    assert_eq!(reserve(&mut budget, &terms, 1, 1, now.plus(LIMIT)), Reserved::Held);
+    assert_eq!(reserve(&mut budget, &shadow, next, 1, now), Reserved::Held);
+    assert_eq!(budget.open_holds(), MAX_HOLDS, "a full budget in shadow mode takes no hold");
+    budget.cancel(&terms, HoldId(1, 0), now);
+    assert_eq!(reserve(&mut budget, &terms, next, 1, now), Reserved::Held);
 }
 
 /// A store's clock that was a year ahead left holds that would last a year.
@@ -73,8 +96,8 @@ fn a_prepaid_budget_spends_its_top_ups_once() {
     let terms = BudgetTerms { period: BudgetPeriod::Prepaid, ..terms(0, OnExpiry::Charge) };
     let (mut budget, now) = (Budget::default(), Nanos::from_secs(300_000));
     assert_eq!(cause(reserve(&mut budget, &terms, 1, 1, now)), DenialCause::ExceedsAmount);
-    for is_new in [true, false] {
-        assert_eq!(budget.top_up(&terms, HoldId(9, 1), Amount(100), now), is_new);
+    for (amount, known) in [(100, None), (100, Some(Amount(100))), (20, Some(Amount(100)))] {
+        assert_eq!(budget.top_up(&terms, HoldId(9, 1), Amount(amount), now), known);
     }
     assert_eq!(reserve(&mut budget, &terms, 2, 60, now), Reserved::Held);
     assert_eq!(cause(reserve(&mut budget, &terms, 3, 60, now)), DenialCause::InFlight);

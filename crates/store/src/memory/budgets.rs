@@ -159,6 +159,7 @@ fn is_change(call: &BudgetCall, outcome: &BudgetOutcome) -> bool {
             call.budgets.iter().any(|part| Amount(0) < part.amount)
         }
         BudgetOutcome::Changed(changed) => changed.contains(&true),
+        BudgetOutcome::ToppedUp(known) => known.contains(&None),
         BudgetOutcome::Read(_) => false,
     }
 }

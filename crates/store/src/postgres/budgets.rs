@@ -2,7 +2,7 @@
 //!
 //! | row | name | state |
 //! |---|---|---|
-//! | budget | that of the budget | the budget, with ids that expired or were canceled |
+//! | budget | that of the budget | the budget, with ids that expired |
 //! | ended ids | that of the budget, and the number of a bucket | the ids that ended, by their hash |
 //!
 //! Guarantees:
@@ -14,7 +14,7 @@
 //! - A row stays while its budget must be kept.
 //!
 //! Not covered:
-//! - [`MAX_ENTRIES`] ids that ended: they do not deny a reserve here.
+//! - The exact order in which a full budget forgets: each bucket forgets its own oldest ids.
 //! - Ids that ended under a clock that was ahead: they stay known until that instant.
 
 use std::cmp::Reverse;
@@ -62,13 +62,14 @@ impl BudgetOperation {
         self.keys.get(self.call.budgets.len() + index)
     }
 
-    fn load(&self, rows: &Rows) -> Result<SmallVec<[Budget; 2]>, StoreFailure> {
+    /// Reads the row of each budget, and its bucket in the order of ids.
+    fn load(&self, rows: &Rows) -> Result<SmallVec<[(Budget, EndedIds); 2]>, StoreFailure> {
         let load = |index: usize| {
-            let mut budget: Budget = rows.read(&self.keys[index])?.unwrap_or_default();
-            if let Some(bucket) = self.bucket_key(index) {
-                budget.add_ended(rows.read::<EndedIds>(bucket)?.unwrap_or_default());
-            }
-            Ok(budget)
+            let budget: Budget = rows.read(&self.keys[index])?.unwrap_or_default();
+            let bucket = self.bucket_key(index).map(|key| rows.read::<EndedIds>(key));
+            let mut ended = bucket.transpose()?.flatten().unwrap_or_default();
+            ended.sort_unstable_by_key(|(id, _)| *id);
+            Ok((budget, ended))
         };
         (0..self.call.budgets.len()).map(load).collect()
     }
@@ -78,11 +79,14 @@ impl BudgetOperation {
         &self,
         rows: &mut Rows,
         index: usize,
-        before: Budget,
+        (before, ended_before): (Budget, EndedIds),
         after: Budget,
     ) -> Result<(), StoreFailure> {
-        let (before, ended_before) = before.split_ended();
-        let (after, ended) = after.split_ended();
+        let is_in_bucket = |id: HoldId| {
+            let was_in_bucket = ended_before.binary_search_by_key(&id, |(id, _)| *id).is_ok();
+            self.bucket_key(index).is_some() && (id == self.call.id || was_in_bucket)
+        };
+        let (after, ended) = after.split_ended(is_in_bucket);
         if after != before {
             self.write_budget(rows, index, &after)?;
         }
@@ -122,13 +126,18 @@ impl StoreOperation for BudgetOperation {
 
     fn apply(&self, rows: &mut Rows) -> Result<BudgetReply, StoreFailure> {
         // An unreadable row fails here, before another row changes.
-        let mut budgets = self.load(rows)?;
+        let stored = self.load(rows)?;
+        let with_ended = |(budget, ended): &(Budget, EndedIds)| {
+            let mut budget = budget.clone();
+            budget.add_ended(ended.iter().copied());
+            budget
+        };
+        let mut budgets: SmallVec<[Budget; 2]> = stored.iter().map(with_ended).collect();
         if self.call.action == BudgetAction::Read {
             return Ok(self.call.apply(&mut budgets, rows.now()));
         }
-        let before = budgets.clone();
         let reply = self.call.apply(&mut budgets, rows.now());
-        for (index, (before, after)) in before.into_iter().zip(budgets).enumerate() {
+        for (index, (before, after)) in stored.into_iter().zip(budgets).enumerate() {
             self.save(rows, index, before, after)?;
         }
         Ok(reply)

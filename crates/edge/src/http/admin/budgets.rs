@@ -2,7 +2,7 @@
 //!
 //! Guarantees:
 //! - A top-up has an operator, a reason and an id, and an entry in the audit log. A repeated id
-//!   changes nothing.
+//!   changes nothing, and is an error with another amount.
 //!
 //! Not covered:
 //! - A list of all budgets: a query names the budgets by descriptors.
@@ -71,7 +71,7 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
         .map_err(|_| bad(format!("`amount` must be a number and a unit, got `{text}`")))?;
     let target = parse_query(admin, query.check.clone()).map_err(bad)?;
     let check = to_check(&target);
-    let (budgets, is_new) =
+    let (budgets, known) =
         engine.top_up(&check, id, (amount, unit), None).await.map_err(|error| {
             let (status, why) = failed(&error);
             (status, format!("{why}; the top-up may have been made: repeat it with the same id"))
@@ -79,6 +79,12 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
     if budgets.is_empty() {
         return Err(bad(format!("no prepaid budget in `{unit}` matches")));
     }
+    if let Some(known) = known.filter(|known| *known != amount) {
+        let known = AmountText(known, unit);
+        let why = format!("the id `{id}` was used for a top-up of {known}, so nothing changed");
+        return Err((StatusCode::CONFLICT, why + "; use another id for another top-up"));
+    }
+    let is_new = known.is_none();
     if is_new {
         let text = |entries: &Vec<(String, String)>| format_entries(borrow_entries(entries));
         let descriptor = target.descriptors.iter().map(text).collect::<Vec<_>>().join(" ");
@@ -102,7 +108,10 @@ fn parse_query(admin: &Admin, mut query: QueryPairs) -> Result<ExplainQuery, Str
         let only = match (domains.next(), domains.next()) {
             (Some(only), None) => only.name.to_string(),
             (None, _) => return Err("no domain has a budget".to_owned()),
-            _ => return Err("several domains have budgets: add domain=NAME".to_owned()),
+            _ => return Err(
+                "several domains have budgets: add `domain=NAME` (in the command, `--domain NAME`)"
+                    .to_owned(),
+            ),
         };
         query.push(("domain".to_owned(), only));
     }

@@ -29,7 +29,7 @@ fn open(directory: &std::path::Path, wall: Nanos) -> Result<OpenedFileStore, Fil
 /// Sends a call of 10 to a budget of 100 for each hour.
 fn send(store: &FileStore, action: BudgetAction, name: &str) {
     let part = BudgetPart {
-        key: CounterKey::budget("d", [("budget", name)].into_iter()),
+        key: CounterKey::budget("d", [("budget", name)].into_iter(), 0),
         placement: Placement::ByKey,
         terms: BudgetTerms {
             amount: Amount(100),

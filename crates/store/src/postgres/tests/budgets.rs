@@ -31,7 +31,7 @@ fn terms(index: usize) -> BudgetTerms {
 }
 
 fn part(index: usize, amount: u64) -> BudgetPart {
-    let key = CounterKey::budget("d", [("budget", &*index.to_string())].into_iter());
+    let key = CounterKey::budget("d", [("budget", &*index.to_string())].into_iter(), 0);
     BudgetPart { key, placement: Placement::ByKey, terms: terms(index), amount: Amount(amount) }
 }
 
@@ -101,10 +101,15 @@ proptest! {
 
 #[test]
 fn ended_ids_do_not_enlarge_the_row_of_a_budget() {
+    assert_ended_ids_are_apart(BudgetAction::Settle, Ended::Before);
+    assert_ended_ids_are_apart(BudgetAction::Cancel, Ended::Corrected);
+}
+
+fn assert_ended_ids_are_apart(end: BudgetAction, known_as: Ended) {
     let (mut table, now) = (Table::default(), START);
     let mut lengths = Vec::new();
     for id in 0..IDS {
-        for action in [BudgetAction::Reserve, BudgetAction::Settle] {
+        for action in [BudgetAction::Reserve, end] {
             table.run(now, &BudgetOperation::new(&call(action, id, 1, &[0]), "p"));
         }
         let row = BudgetOperation::new(&call(BudgetAction::Read, 0, 1, &[0]), "p");
@@ -120,7 +125,7 @@ fn ended_ids_do_not_enlarge_the_row_of_a_budget() {
         let reply =
             table.run(now, &BudgetOperation::new(&call(BudgetAction::Settle, id, 1, &[9]), "p"));
         let BudgetOutcome::Ended(ended) = reply.outcome else { panic!() };
-        assert_eq!(ended[0].ended, Ended::Before, "id {id}");
+        assert_eq!(ended[0].ended, known_as, "id {id}");
     }
 }
 

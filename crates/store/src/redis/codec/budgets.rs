@@ -120,9 +120,10 @@ impl ReplyReader<'_> {
             BudgetAction::Settle | BudgetAction::SettleHeld | BudgetAction::Cancel => {
                 BudgetOutcome::Ended((0..count).map(|_| self.ended()).collect::<Option<_>>()?)
             }
-            BudgetAction::Renew | BudgetAction::Charge | BudgetAction::TopUp => {
+            BudgetAction::Renew | BudgetAction::Charge => {
                 BudgetOutcome::Changed((0..count).map(|_| self.flag()).collect::<Option<_>>()?)
             }
+            BudgetAction::TopUp => BudgetOutcome::ToppedUp(self.top_ups(count)?),
             BudgetAction::Read => {
                 BudgetOutcome::Read((0..count).map(|_| self.periods()).collect::<Option<_>>()?)
             }
@@ -162,6 +163,19 @@ impl ReplyReader<'_> {
             _ => return None,
         };
         Some(EndedHold { ended, counted })
+    }
+
+    /// Reads the amounts of earlier top-ups.
+    fn top_ups(&mut self, count: usize) -> Option<SmallVec<[Option<Amount>; 2]>> {
+        let mut all = SmallVec::new();
+        for _ in 0..count {
+            let (is_new, known) = (self.flag()?, self.amount()?);
+            if is_new && known != Amount(0) {
+                return None;
+            }
+            all.push((!is_new).then_some(known));
+        }
+        Some(all)
     }
 
     /// Reads the usage of the last periods, in ascending order.

@@ -26,6 +26,7 @@
 --   settle, cancel  for each budget: 0 open, 1 corrected, 2 ended before, 3 unknown; and the amount
 --                   that counted before
 --   read            for each budget: the number of periods, and their usage
+--   top up          for each budget: 1 if the id is new, else 0; and the amount of the first top-up
 --   other actions   for each budget: 1 or 0
 -- A value of another type or format stays as it is: the reply is an error that begins with
 -- WRONGTYPE, and no budget changes.
@@ -203,7 +204,11 @@ end
 
 -- `insert`, for the id of this call
 local function insert(budget, state, amount, period, deadline)
-  if not budget.entry then budget.count = budget.count + 1 end
+  if not budget.entry then
+    -- The lowest score is that of the ended id with the first deadline.
+    if 131072 <= budget.count then forget(budget, redis.call('ZRANGE', budget.set, 0, 0)) end
+    budget.count = budget.count + 1
+  end
   budget.entry = struct.pack('<Bddd', state, amount, period, deadline)
   budget.score = deadline
   if state ~= 0 then
@@ -253,15 +258,11 @@ for i = 1, size do
       local first = call('ZRANGEBYSCORE', budget.set, 0, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)
       budget.open_until, budget.changed = first[2] and tonumber(first[2]) or EXACT, true
     end
-    -- A full budget forgets all ended ids whose deadline has passed, another one the first ones.
-    while budget.purge_at <= now and PURGED_FROM <= budget.count - budget.holds
-      or MAX_ENTRIES <= budget.count do
+    if budget.purge_at <= now and PURGED_FROM <= budget.count - budget.holds then
       local ids = call('ZRANGEBYSCORE', budget.set, '-inf', now - EXACT, 'LIMIT', 0, 64)
       if ids[1] then forget(budget, ids) end
-      local is_last = #ids < 64
-      budget.purge_at = is_last and now + budget.time_limit / 16 or now
+      budget.purge_at = #ids < 64 and now + budget.time_limit / 16 or now
       budget.changed = true
-      if is_last or budget.count < MAX_ENTRIES then break end
     end
     budget.entry = has_id and call('HGET', budget.key, id) or nil
   end
@@ -331,7 +332,7 @@ if action == RESERVE then
     elseif not budget.from then
       cause = 4
     elseif budget.enforced == 1 then
-      if MAX_HOLDS <= budget.holds or MAX_ENTRIES <= budget.count then
+      if MAX_HOLDS <= budget.holds then
         cause = 3
       elseif budget.free < amount and 0 < amount then
         local sum = budget.settled + amount
@@ -367,7 +368,7 @@ if action == RESERVE then
   for i = 1, code and 0 or size do
     local budget = budgets[i]
     -- In shadow mode, a full budget allows the request without a hold.
-    if not budget.entry and budget.holds < MAX_HOLDS and budget.count < MAX_ENTRIES then
+    if not budget.entry and budget.holds < MAX_HOLDS then
       budget.held, budget.holds = budget.held + budget.amount, budget.holds + 1
       if EXACT <= budget.held then budget.held = EXACT - 1 end
       insert(budget, OPEN, budget.amount, budget.start, now + budget.time_limit)
@@ -400,10 +401,8 @@ elseif action <= CANCEL then
         change_usage(budget, period, charged, after, requests, 0, excess)
       end
       budget.changed = true
-      if state or budget.count < MAX_ENTRIES then
-        local its_state = requests == 1 and FINAL or CORRECTABLE
-        insert(budget, its_state, after, period, now + budget.time_limit)
-      end
+      local its_state = requests == 1 and FINAL or CORRECTABLE
+      insert(budget, its_state, after, period, now + budget.time_limit)
     end
     outcome = outcome .. pack('<dd', ended, before)
   end
@@ -421,12 +420,17 @@ else
       if 0 < amount then change_usage(budget, budget.start, 0, amount, 1, 0, amount) end
       if budget.enforced == 0 or 0 < budget.free then is_done = 1 end
     elseif action == TOP_UP then
-      if not budget.state then
+      local known = 0
+      if budget.state then
+        local _
+        _, known = unpack('<Bd', budget.entry)
+      else
         budget.credit = budget.credit + amount
         if EXACT <= budget.credit then budget.credit = EXACT - 1 end
         insert(budget, FINAL, amount, budget.start, now + TOP_UP_KNOWN_FOR)
         is_done = 1
       end
+      outcome, is_done = outcome .. pack('<dd', is_done, known), nil
     else
       -- Reads the usage of all periods.
       local older, count = load_older(budget), budget.older_count
