@@ -12,6 +12,7 @@
 //! | an open hold is forgotten when it expires | `a_budget_is_kept_while_an_id_or_a_period_is_kept` |
 //! | the held amount is not checked | the same, and `holds_that_cover_their_cost_never_exceed_the_amount` |
 
+mod learned_estimates;
 mod learner;
 mod rules;
 
