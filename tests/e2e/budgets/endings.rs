@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use super::provider::USED;
 use super::{Amounts, ESTIMATE, LlmScene, WAYS};
 use crate::e2e::envoy::{Shipped, replace_once};
+use crate::support::waiting::until;
 
 #[test]
 fn usage_of_every_reply_is_settled_exactly() {

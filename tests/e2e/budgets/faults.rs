@@ -19,7 +19,7 @@ use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::until;
 
-const CLIENTS: u64 = 150;
+const CLIENTS: u64 = 200;
 
 /// The amount of the organization in each period.
 pub(super) const AMOUNT: u64 = 10_000;
