@@ -35,8 +35,11 @@ impl DomainReader<'_, '_, '_> {
     fn joint_limits(&self) -> impl Iterator<Item = (NodeId, FileSpan, &'static str)> {
         let tree = self.builder.tree();
         let is_joint = self.charge == ChargePolicy::AllOrNothing;
-        let has_limits =
-            move |node: &NodeId| tree.rule(*node).is_some_and(|rule| !rule.limits.is_empty());
+        // Limits with `on_excess: charge` are charged before, independently.
+        let has_limits = move |node: &NodeId| {
+            let limits = tree.rule(*node).map_or(&[][..], |rule| &rule.limits[..]);
+            limits.iter().any(|limit| !limit.strategy.on_excess().is_charge())
+        };
         let placed = |node: NodeId| Some((node, *self.origins.get(node.index())?, "limit"));
         tree.nodes().filter(move |node| is_joint && has_limits(node)).filter_map(placed)
     }
