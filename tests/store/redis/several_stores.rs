@@ -6,11 +6,13 @@ use sluicegate::clock::Clock;
 use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::redis::{Address, RedisStore, RedisTopology, StoreGroup, reference};
-use sluicegate::store::{Charge, ChargeMode, ChargeOutcome, CounterStore as _, StoreFailure};
+use sluicegate::store::{
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore as _, StoreFailure,
+};
 use tokio::task::JoinHandle;
 
 use super::fallback::{engine_over, new_check, redis_at};
-use super::reference::{charge, charge_all, charges, now, stored_count};
+use super::reference::{DAY, charge, charge_all, charges, now, stored_count};
 use crate::support::proxy::{Flow, Proxy, Upstream, Way};
 use crate::support::redis::Redis;
 use crate::support::service::Service;
@@ -52,27 +54,59 @@ impl TwoStores {
     }
 }
 
+/// Connects with `compat.store.stop_when_over`.
+fn stopping(two: &TwoStores, deadline: Duration) -> (StoreGroup, [JoinHandle<()>; 2]) {
+    let (stores, tasks) = two.connected(deadline);
+    let options =
+        reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
+    (stores.with_reference(options), tasks)
+}
+
+fn charges_in_both(hits: u64) -> Charges {
+    let second = Charge { per_second: true, ..charge("second", 10, hits) };
+    charges([charge("main", 10, hits), second], ChargeMode::Each)
+}
+
+fn counts(two: &TwoStores, now: Nanos) -> [Option<u64>; 2] {
+    [(&two.main, "main"), (&two.second, "second")]
+        .map(|(store, name)| stored_count(store, name, now))
+}
+
 /// A store that does not reply to the look is not charged. The others are charged if they allow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stop_when_over_looks_at_both_stores_within_one_deadline() {
-    let two = TwoStores::start();
-    let (stores, _tasks) = two.connected(Duration::from_secs(2));
-    let stores = stores.with_reference(reference::CompatOptions {
-        stop_when_over: true,
-        ..reference::CompatOptions::default()
-    });
-    let now = now();
-    let list = || [charge("main", 10, 1), Charge { per_second: true, ..charge("second", 10, 1) }];
-    let both = charges(list(), ChargeMode::Each);
+    let (two, now) = (TwoStores::start(), now());
+    let (stores, _tasks) = stopping(&two, Duration::from_secs(2));
+    let both = charges_in_both(1);
     let outcomes = charge_all(&stores, now, &both).await;
     assert!(outcomes.iter().all(|outcome| matches!(outcome, ChargeOutcome::Decided(_))));
     two.proxy.set(Way::FromStore, Flow::Hold);
     let outcomes = tokio::time::timeout(PATIENCE, charge_all(&stores, now, &both)).await.unwrap();
     assert!(matches!(outcomes[0], ChargeOutcome::Decided(_)), "{outcomes:?}");
     assert_eq!(outcomes[1], ChargeOutcome::Failed(StoreFailure::TimedOut));
-    let counts = [(&two.main, "main"), (&two.second, "second")]
-        .map(|(store, name)| stored_count(store, name, now));
-    assert_eq!(counts, [Some(2), Some(1)]);
+    assert_eq!(counts(&two, now), [Some(2), Some(1)]);
+}
+
+/// As in envoyproxy/ratelimit: nothing happens at once in two stores.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_limit_that_is_over_only_after_the_look_denies_alone() {
+    let (two, now) = (TwoStores::start(), now());
+    let (stores, _tasks) = stopping(&two, PATIENCE * 3);
+    two.proxy.set(Way::FromStore, Flow::Hold);
+    let between = async {
+        let looked = "cmdstat_get:calls=1,";
+        until("the second store is looked at", || {
+            let stats = two.second.command(&["INFO", "commandstats"]).text();
+            if stats.contains(looked) { Ok(()) } else { Err(stats) }
+        })
+        .unwrap();
+        two.second.command(&["INCRBY", &format!("d_k_second_{}", now.0 / DAY.0 * 86_400), "5"]);
+        two.proxy.pass();
+    };
+    let both = charges_in_both(7);
+    let (outcomes, ()) = tokio::join!(charge_all(&stores, now, &both), between);
+    assert_eq!(outcomes.iter().map(ChargeOutcome::is_denial).collect::<Vec<_>>(), [false, true]);
+    assert_eq!(counts(&two, now), [Some(7), Some(12)]);
 }
 
 /// A calendar limit that must be planned again does not repeat the charges in the other store.

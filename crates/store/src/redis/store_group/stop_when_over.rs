@@ -27,9 +27,9 @@ impl StoreGroup {
         let step_timeout = Some(self.main.call_timeout / 2);
         parts.iter_mut().for_each(|part| part.charges.mode = ChargeMode::Preview);
         let looks = self.call_parts(now, &parts, DecidingStep::ThisCall, step_timeout).await;
-        let charges = self.charges_after(list, &looks);
-        let parts =
-            self.split_by_target(charges.iter().map(|(at, one)| (*at, one)), ChargeMode::Each);
+        let to_charge = self.charges_after(list, &looks);
+        let to_charge = to_charge.iter().map(|(index, charge)| (*index, charge));
+        let parts = self.split_by_target(to_charge, ChargeMode::Each);
         let charged = self.call_parts(now, &parts, DecidingStep::EarlierCall, step_timeout).await;
         looks.into_iter().chain(charged).collect()
     }
