@@ -15,7 +15,6 @@ mod postgres;
 mod product;
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
@@ -25,7 +24,6 @@ use super::serve::store;
 use super::{CommandOutcome, Terminal};
 use crate::clock::Clock;
 use crate::config::settings::{KeyFormat, Settings, StoreUrl};
-use crate::config::{ChargePolicy, Config, Domain};
 use crate::store::postgres::PostgresOptions;
 use crate::store::redis::RedisOptions;
 use envoy::ExaminedEnvoy;
@@ -93,7 +91,6 @@ pub(super) fn doctor(
     }
     let mut findings = Vec::new();
     let mut examined = Vec::new();
-    let mut is_two_steps_shown = false;
     for options in &stores {
         match runtime.block_on(collect::collect_facts(
             options,
@@ -101,11 +98,8 @@ pub(super) fn doctor(
             clock,
         )) {
             Ok(facts) => {
-                let mut found: Vec<_> = facts
-                    .iter()
-                    .flat_map(|facts| evaluate_facts(facts, requirements(settings)))
-                    .collect();
-                remove_repeated_two_steps(&mut found, &mut is_two_steps_shown);
+                let found =
+                    facts.iter().flat_map(|facts| evaluate_facts(facts, requirements(settings)));
                 findings.extend(found);
                 examined.extend(facts.into_iter().map(|facts| Examined {
                     product: product_suffix(facts.product),
@@ -174,8 +168,6 @@ fn requirements(settings: &Settings) -> DoctorRequirements {
     DoctorRequirements {
         call_timeout: settings.store.call_timeout(),
         has_compat_keys: settings.compat.store.key_format == KeyFormat::Compat,
-        has_second_store: settings.compat.store.per_second_url.is_some(),
-        has_dependent_charges: settings.compat.store.stop_when_over,
     }
 }
 
@@ -236,13 +228,9 @@ async fn await_postgres_findings(
     }
 }
 
-/// Logs the findings about each store in `settings` as soon as it is reachable. A finding about
-/// all Redis nodes together is logged once.
-pub(super) async fn log_all_findings(settings: Settings, config: Option<Arc<Config>>) {
-    let mut requirements = requirements(&settings);
-    let is_joint = |domain: &Domain| domain.charge == ChargePolicy::AllOrNothing;
-    requirements.has_dependent_charges |=
-        config.is_some_and(|config| config.domains.values().any(is_joint));
+/// Logs the findings about each store in `settings` as soon as it is reachable.
+pub(super) async fn log_all_findings(settings: Settings) {
+    let requirements = requirements(&settings);
     let mut tasks = tokio::task::JoinSet::new();
     for options in store::all_redis_options(&settings) {
         tasks.spawn(await_findings(options, requirements, Clock::system()));
@@ -254,17 +242,9 @@ pub(super) async fn log_all_findings(settings: Settings, config: Option<Arc<Conf
             Clock::system(),
         ));
     }
-    let mut is_two_steps_shown = false;
     while let Some(findings) = tasks.join_next().await {
-        let mut findings = findings.unwrap_or_default();
-        remove_repeated_two_steps(&mut findings, &mut is_two_steps_shown);
-        for finding in findings {
+        for finding in findings.unwrap_or_default() {
             tracing::warn!(addr = finding.at, help = finding.help, "{}", finding.message);
         }
     }
-}
-
-/// Removes the finding `two_steps` of all nodes except the first one, because it is about all.
-fn remove_repeated_two_steps(findings: &mut Vec<DoctorFinding>, is_shown: &mut bool) {
-    findings.retain(|finding| finding.code != "two_steps" || !std::mem::replace(is_shown, true));
 }

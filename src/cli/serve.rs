@@ -25,6 +25,7 @@ mod ports;
 mod startup_probes;
 mod stats;
 pub(super) mod store;
+mod store_conflicts;
 mod summary;
 mod tables;
 mod tasks;
@@ -175,7 +176,7 @@ async fn run(
         peering.start(listener, posted, &mut tasks)?;
     }
     if has_shared_store {
-        start_fleet_tasks(settings, &engine, &first_config, &mut tasks);
+        start_fleet_tasks(settings, &engine, &mut tasks);
     } else {
         tasks.synchronize_audit(Arc::clone(&engine));
     }
@@ -206,19 +207,14 @@ async fn stop_telemetry(exporters: OtlpExporters) {
 }
 
 /// Starts the tasks that a shared store needs: reports, debts, leases and the findings of `doctor`.
-fn start_fleet_tasks(
-    settings: &Settings,
-    engine: &Arc<Engine>,
-    first_config: &PublishedConfig,
-    tasks: &mut ServiceTasks,
-) {
+fn start_fleet_tasks(settings: &Settings, engine: &Arc<Engine>, tasks: &mut ServiceTasks) {
     let (report_engine, debt_engine) = (Arc::clone(engine), Arc::clone(engine));
     tasks.spawn_background(async move { report_engine.report_forever().await });
     tasks.spawn_background(async move { debt_engine.repay_forever().await });
     if let Some(leases) = engine.leases().cloned() {
         tasks.spawn_background(leases.run_upkeep());
     }
-    let doctor_findings = doctor::log_all_findings(settings.clone(), first_config.config.clone());
+    let doctor_findings = doctor::log_all_findings(settings.clone());
     tasks.spawn_background(async move {
         doctor_findings.await;
         std::future::pending::<()>().await;

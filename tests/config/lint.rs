@@ -163,21 +163,27 @@ fn default_max_overshoot_without_leased_limits_warns() {
 }
 
 #[test]
-fn all_or_nothing_without_colocated_counters_gets_a_note() {
+fn all_or_nothing_limits_need_one_slot() {
     let rules = "descriptors:\n\
                  - key: tenant\n  rate_limit: {unit: day, requests_per_unit: 1}\n  \
                  descriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 1}}]\n\
                  - key: user\n  rate_limit: {unit: day, requests_per_unit: 1}\n";
-    let findings = |head: &str| file_findings(&format!("domain: d\n{head}{rules}"));
+    let text = |head: &str| format!("domain: d\n{head}{rules}");
+    let findings = |head: &str| file_findings(&text(head));
     assert_eq!(findings(""), [] as [&str; 0]);
     assert_eq!(findings("charge: each\ncolocate: user\n"), [] as [&str; 0]);
     let found = findings("charge: all_or_nothing\n");
     assert!(found.len() == 1 && found[0].contains("2:9 N40"), "{found:?}");
-    // Counters of the rule `user` are not in the slot of their tenant, because it has no entry
-    // `tenant`.
-    let found = findings("charge: all_or_nothing\ncolocate: tenant\n");
-    assert!(found.len() == 1 && found[0].contains("8:8 N40"), "{found:?}");
-    assert_eq!(findings("charge: all_or_nothing\ncolocate: user\n").len(), 1, "tenant has no user");
     let found = findings("colocate: tenent\n");
     assert!(found.len() == 1 && found[0].contains("2:11 W29"), "{found:?}");
+    // The limit `user` is not in the slot of a tenant, because it has no entry `tenant`.
+    let errors = |head: &str| {
+        let found = load(&[("a.yaml", &text(head))], false).unwrap_err();
+        found.iter().map(line).collect::<Vec<_>>()
+    };
+    let found = errors("charge: all_or_nothing\ncolocate: tenant\n");
+    let expected = "8:8 E32 this limit has no entry `tenant` (`colocate`)";
+    assert!(found.len() == 1 && found[0].starts_with(expected), "{found:?}");
+    let found = errors("charge: all_or_nothing\ncolocate: user\n");
+    assert!(found.len() == 1 && found[0].starts_with("5:8 E32"), "{found:?}");
 }

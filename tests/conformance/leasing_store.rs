@@ -235,10 +235,6 @@ impl CounterStore for FailureCounter {
         self.store.batch_calls(begin);
     }
 
-    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
-        self.store.reserved_for(charge)
-    }
-
     fn node_of(&self, now: Nanos, charge: &Charge) -> u32 {
         self.store.node_of(now, charge)
     }

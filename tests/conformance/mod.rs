@@ -26,13 +26,11 @@ use sluicegate::kernel::rate::sliding_window::SlidingWindow;
 use sluicegate::kernel::rate::{CounterDecision, Strategy};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 use sluicegate::store::file::{FileStore, FileStoreOptions, SavedTime, SyncMode, WriterThread};
-use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::postgres::{PostgresOptions, PostgresStore};
 use sluicegate::store::redis::{self, RedisStore};
 use sluicegate::store::{
-    AuditStore, BudgetStore, Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, FleetStore,
-    Outcomes, Placement, StoreReply,
+    Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, Placement, StoreReply,
 };
 use tokio::task::JoinSet;
 
@@ -64,44 +62,6 @@ struct Stores {
     writers: RefCell<Vec<(WriterThread, tempfile::TempDir)>>,
 }
 
-/// A cluster client without hash tags: the counters of one check are in several slots.
-#[derive(Debug)]
-struct SplitSlots(RedisStore);
-
-impl CounterStore for SplitSlots {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
-        let split = |charge: &Charge| Charge { placement: Placement::ByKey, ..charge.clone() };
-        let list = charges.list.iter().map(split).collect();
-        let charges = Charges { list, mode: charges.mode };
-        StoreReply::Pending(Box::pin(async move {
-            match self.0.charge(now, &charges) {
-                StoreReply::Ready(outcomes) => outcomes,
-                StoreReply::Pending(reply) => reply.await,
-            }
-        }))
-    }
-
-    fn exchange_lease_message<'a>(
-        &'a self,
-        now: Nanos,
-        message: &'a LeaseMessage,
-    ) -> StoreReply<'a, LeaseOutcome> {
-        let message = LeaseMessage { placement: Placement::ByKey, ..message.clone() };
-        StoreReply::Pending(Box::pin(async move {
-            match self.0.exchange_lease_message(now, &message) {
-                StoreReply::Ready(lent) => lent,
-                StoreReply::Pending(reply) => reply.await,
-            }
-        }))
-    }
-}
-
-impl AuditStore for SplitSlots {}
-
-impl BudgetStore for SplitSlots {}
-
-impl FleetStore for SplitSlots {}
-
 /// The cluster of the running tests.
 static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
 
@@ -129,15 +89,14 @@ impl Stores {
     }
 
     /// One empty store of every kind.
-    fn stores(&self) -> [Box<dyn CounterStore>; 7] {
-        let cluster = || self.store_at(redis::RedisTopology::Cluster(self.cluster.addresses()));
+    fn stores(&self) -> [Box<dyn CounterStore>; 6] {
+        let cluster = redis::RedisTopology::Cluster(self.cluster.addresses());
         [
             Box::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16])),
             Box::new(self.file(SyncMode::Every(Duration::from_millis(1)))),
             Box::new(self.file(SyncMode::Always)),
             Box::new(self.redis()),
-            Box::new(cluster()),
-            Box::new(SplitSlots(cluster())),
+            Box::new(self.store_at(cluster)),
             Box::new(self.postgres()),
         ]
     }
@@ -277,7 +236,7 @@ fn charge(name: &str, strategy: Strategy, hits: u64) -> Charge {
     };
     Charge {
         key: CounterKey::unique("d", [("k", name)].into_iter(), counting),
-        // A common hash tag puts atomic charges into one slot; `SplitSlots` removes it.
+        // A common hash tag puts atomic charges into one slot.
         placement: Placement::by_domain("d"),
         strategy,
         cost: Cost::Charge(Hits(hits)),

@@ -69,7 +69,6 @@ mod limits;
 mod model;
 mod one_counter;
 mod permits;
-mod reservations;
 
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::Charges;

@@ -69,29 +69,6 @@ fn unsupported_variables_are_logged_and_unknown_ones_ignored() {
 }
 
 #[test]
-fn unatomic_charges_are_logged_once_and_only_if_used() {
-    let (first, second) = (Redis::start(), Redis::start());
-    let sockets = [&first, &second].map(|redis| redis.socket().display().to_string());
-    let count = |more: &[(&str, &str)]| {
-        let stores = [
-            ("REDIS_URL", &*sockets[0]),
-            ("REDIS_PERSECOND", "true"),
-            ("REDIS_PERSECOND_URL", &*sockets[1]),
-        ];
-        let (_root, service) = start(&[&stores, more].concat());
-        // Each Redis has this finding.
-        until("both are examined", || match service.log().matches("persistence is off").count() {
-            2 => Ok(()),
-            _ => Err(service.log()),
-        })
-        .unwrap();
-        service.log().matches("are not atomic").count()
-    };
-    assert_eq!(count(&[]), 0);
-    assert_eq!(count(&[("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "true")]), 1);
-}
-
-#[test]
 fn json_logs_use_envoyproxy_field_names() {
     let (_root, service) = start(&[("LOG_FORMAT", "json"), ("REDIS_POOL_SIZE", "30")]);
     let log = service.log();

@@ -100,7 +100,8 @@ impl DomainLint<'_, '_, '_> {
         }
     }
 
-    /// Adds a note about the Redis Cluster slots of limits that are charged all-or-nothing.
+    /// Warns about an unknown key in `colocate`. Notes that the limits of an all-or-nothing domain
+    /// without it share one slot.
     fn note_cluster_slots(&mut self) {
         let as_one =
             self.charge_settings.charge.filter(|(charge, _)| *charge == ChargePolicy::AllOrNothing);
@@ -110,44 +111,17 @@ impl DomainLint<'_, '_, '_> {
                 let fix = "use a key of the domain's descriptors";
                 self.findings.add(Code::UnknownColocate, *at, message, fix);
             }
-            (Some(_), Some((key, _))) => self.note_limits_without_key(key),
             (Some((_, at)), None) => {
-                let message = "in a Redis Cluster, all counters of this domain are on one node; \
-                               with `compat.store.per_second_url` or `compat.store.key_format: \
-                               compat`, a check may need two calls"
-                    .to_owned();
+                let message = "in a Redis Cluster, all counters of this domain are on one node";
                 let fix = "to use several nodes, add `colocate: KEY` with a key of all descriptors";
-                self.findings.add(Code::SeveralSlots, at, message, fix);
+                self.findings.add(Code::SeveralSlots, at, message.to_owned(), fix);
             }
-            (None, _) => {}
+            _ => {}
         }
     }
 
     fn has_key(&self, key: &str) -> bool {
         self.tree.nodes().any(|node| self.tree.key_and_value(node).0 == key)
-    }
-
-    /// Adds a note for each limit whose descriptors may lack an entry `key` (the field `colocate`).
-    fn note_limits_without_key(&mut self, key: &str) {
-        for node in self
-            .tree
-            .nodes()
-            .filter(|&node| self.tree.rule(node).is_some_and(|rule| !rule.limits.is_empty()))
-        {
-            let mut path = std::iter::successors(Some(node), |&node| {
-                Some(self.tree.node(node).parent).filter(|&parent| parent != NodeId::ROOT)
-            });
-            if path.any(|node| self.tree.key_and_value(node).0 == key) {
-                continue;
-            }
-            let message = format!(
-                "a Redis Cluster charges this limit and others in two steps, because its \
-                 descriptors have no entry `{key}`"
-            );
-            let fix = "none needed for the memory store, or for a single Redis without \
-                       `compat.store.per_second_url`";
-            self.findings.add(Code::SeveralSlots, self.key_span(node), message, fix);
-        }
     }
 
     fn warn_shadowed_patterns(&mut self, level: NodeId) {

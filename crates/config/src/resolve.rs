@@ -12,6 +12,7 @@ mod adaptive_block;
 mod amount_fix;
 mod budget_block;
 mod calendar_block;
+mod colocation;
 mod concurrency_block;
 mod descriptor;
 mod domain;

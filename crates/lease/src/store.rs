@@ -40,14 +40,6 @@ pub trait CounterStore: Send + Sync + std::fmt::Debug {
         begin();
     }
 
-    /// Returns how long another check may reserve hits that it then cancels: a denial of `charge`
-    /// may be due to such hits. A check over several nodes reserves its hits until all nodes have
-    /// replied. `None` if one node decides all checks of the domain, so that a denial holds until a
-    /// refund.
-    fn reserved_for(&self, _charge: &Charge) -> Option<Nanos> {
-        None
-    }
-
     /// Returns the number of the node that decides `charge` at `now`, so that a caller can skip
     /// further charges to a node that did not reply.
     fn node_of(&self, _now: Nanos, _charge: &Charge) -> u32 {

@@ -68,10 +68,6 @@ pub(super) struct DoctorRequirements {
     /// `true` if counters are named as in envoyproxy/ratelimit. Their windows follow this machine's
     /// clock.
     pub(super) has_compat_keys: bool,
-    pub(super) has_second_store: bool,
-    /// `true` if a check may charge some of its limits only if all allow: `charge: all_or_nothing`
-    /// or `compat.store.stop_when_over`.
-    pub(super) has_dependent_charges: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -114,7 +110,6 @@ pub(super) fn evaluate_facts(
     evaluator.check_latency(facts, requirements);
     evaluator.check_clock(facts, requirements);
     evaluator.check_persistence(facts);
-    evaluator.check_atomicity(facts, requirements);
     evaluator.findings.sort_by_key(|finding| finding.severity != DoctorSeverity::Error);
     evaluator.findings
 }
@@ -308,18 +303,6 @@ impl FactsEvaluator<'_> {
                 self.add_warning("persistence", message, "see the log and the disk of Redis");
             }
             _ => {}
-        }
-    }
-
-    fn check_atomicity(&mut self, facts: &RedisFacts, requirements: DoctorRequirements) {
-        if requirements.has_compat_keys
-            && requirements.has_dependent_charges
-            && (requirements.has_second_store || facts.cluster.is_some())
-        {
-            let message = "with `compat.store.key_format: compat`, one check can use several \
-                nodes: `charge: all_or_nothing` and `compat.store.stop_when_over` are not atomic";
-            let fix = "use one Redis node, or a `compat.store.key_prefix` with a {tag}";
-            self.add_warning("two_steps", message, fix);
         }
     }
 }

@@ -8,15 +8,14 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::config::diagnostic::{Code, Diagnostic, Diagnostics, Findings, SeverityCounts};
+use crate::config::diagnostic::{Diagnostic, Diagnostics, Findings, SeverityCounts};
 use crate::config::hooks::{Hook, Hooks};
 use crate::config::raw::source;
-use crate::config::settings::{HostPort, KeyFormat, Settings};
-use crate::config::{Config, Limit, LimitMode, LimitWindow, load};
+use crate::config::settings::{HostPort, Settings};
+use crate::config::{Config, load};
 use crate::edge::health::{Health, Readiness};
 use crate::edge::http::admin::{ConfigDiff, ConfigLoads, LoadError};
 use crate::engine::Engine;
-use crate::kernel::rate::Strategy;
 use crate::kernel::units::Nanos;
 use crate::source::file::{self, FileFilter, FileSourceOptions};
 use crate::source::xds;
@@ -28,6 +27,7 @@ use crate::telemetry::stats::{StatCounter, Stats};
 
 use super::drain::ShutdownSignals;
 use super::startup_probes;
+use super::store_conflicts::store_conflicts;
 use crate::cli::table_conflicts::{Conflict, table_conflicts};
 
 /// Starts the source of limits: xDS or files. With files, returns after the first load has
@@ -126,36 +126,12 @@ impl ConfigSource {
 /// Finds limits that need something which the settings do not have.
 fn find_conflicts(config: &Config, settings: &Settings, texts: &[TextFile]) -> Diagnostics {
     let mut conflicts = table_conflicts(config, &settings.tables);
-    if settings.compat.store.key_format == KeyFormat::Compat {
-        conflicts.extend(lease_conflicts(config));
-    }
+    conflicts.extend(store_conflicts(config, settings));
     let mut findings = Diagnostics::default();
     for text in texts {
         findings.append(conflict_findings(text, &conflicts));
     }
     findings
-}
-
-/// Finds leased limits that conflict with `compat.store.key_format: compat`.
-/// envoyproxy/ratelimit uses the same counters, and ignores leases.
-fn lease_conflicts(config: &Config) -> impl Iterator<Item = Conflict> {
-    let rules = config.domains.values().flat_map(|domain| domain.tree.rules());
-    rules.filter(|rule| rule.limits.iter().any(is_compat_counter_leased)).map(|rule| Conflict {
-        location: rule.location.clone(),
-        code: Code::Contradiction,
-        message: format!(
-            "`{}` has `mode: leased`, which `compat.store.key_format: compat` does not support",
-            rule.path
-        ),
-        help: "use `mode: exact` or `cached_deny`; another strategy, or `per`, can be leased"
-            .to_owned(),
-    })
-}
-
-fn is_compat_counter_leased(limit: &Limit) -> bool {
-    let is_leased = limit.name.is_none() && matches!(limit.mode, LimitMode::Leased(_));
-    let is_shared = matches!(limit.strategy, Strategy::FixedWindow(_));
-    is_leased && is_shared && matches!(limit.window, LimitWindow::Unit(_))
 }
 
 fn conflict_findings(text: &TextFile, conflicts: &[Conflict]) -> Diagnostics {

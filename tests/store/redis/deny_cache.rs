@@ -140,8 +140,6 @@ async fn excess_hits_are_charged_despite_a_cached_denial() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn cached_denial_ends_exactly_at_retry_after() {
-    // Counters in a single store or slot need no reservations, even with `all_or_nothing`, so their
-    // denials stay cached until the full retry-after.
     for charge in ["each", "all_or_nothing"] {
         let on = connected(&format!("charge: {charge}\n{RULES}"));
         for key in ["cached", "debt"] {

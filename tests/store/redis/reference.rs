@@ -11,7 +11,7 @@
 //! |---|---|
 //! | duplicates not summed; refund below zero | `redis_and_memory_agree_on_every_rule` |
 //! | shadow limit denies; denial reports the count after a refund | `redis_and_memory_agree_on_every_rule` |
-//! | second step charges a denied check | `mixed_keys_and_stores_match_memory` |
+//! | each store of an all-or-nothing check decides alone | `mixed_keys_and_stores_match_memory` |
 //! | a denial charges all limits; shadow limit blocks | `stop_when_over_charges_only_the_denying_limits` |
 //! | pipeline instead of the script | `checks_on_one_node_are_atomic` |
 //! | everything in the main store | `per_second_limits_use_only_their_own_store` |
@@ -355,27 +355,4 @@ async fn remembered_denial_needs_no_redis_until_a_refund() {
         ChargeOutcome::Failed(StoreFailure::Unreachable),
         "another window, another key"
     );
-}
-
-/// Reason: another replica may charge the counter and refund it at once, because another store or
-/// slot denies its check.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denials_that_a_refund_may_undo_are_forgotten_early() {
-    let at =
-        connected(reference::CompatOptions { deny_cache_bytes: 100_000, ..Default::default() });
-    let now = now();
-    let term = Nanos::from_secs(40);
-    for (name, rule, is_forgotten) in [("as one", ALL, true), ("each", ChargeMode::Each, false)] {
-        let send_check = async |now, hits| {
-            let asked = charges([charge(name, 10, hits)], rule);
-            verdict_and_remaining(charge_all(&at.stores, now, &asked).await[0])
-        };
-        let key = format!("d_k_{name}_{}", now.0 / DAY.0 * 86_400);
-        assert_eq!(send_check(now, 9).await, (false, Some(1)), "{name}");
-        at.main.command(&["INCRBY", &key, "2"]);
-        assert!(send_check(now, 1).await.0, "{name}");
-        at.main.command(&["SET", &key, "9"]);
-        assert!(send_check(now.plus(Nanos(term.0 - 1)), 1).await.0, "{name}");
-        assert_eq!(send_check(now.plus(term), 1).await.0, !is_forgotten, "{name}");
-    }
 }

@@ -72,7 +72,10 @@ impl<'r, 'f, 'a> DomainReader<'r, 'f, 'a> {
         self.charge = charge.map(|(charge, _)| charge).unwrap_or_default();
         self.add_descriptors();
         let rules = usage.as_ref().map(|(rules, _)| rules.clone()).unwrap_or_default();
-        self.check_budgets(colocate.as_ref().map(|(key, _)| &**key), &rules);
+        if let Some((key, _)) = &colocate {
+            self.check_colocated(key);
+        }
+        self.check_budgets(&rules);
         let policy = self.charge;
         let tree = self.builder.finish();
         // Nodes that are missing in an incomplete tree would cause false warnings.

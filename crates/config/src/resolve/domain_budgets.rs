@@ -2,10 +2,10 @@
 //!
 //! Guarantees:
 //! - All budgets of money in a domain have one currency, for which the domain has prices.
-//! - With `colocate`, all budgets that a check meets are in one slot of a Redis Cluster.
 //!
 //! Not covered:
 //! - The fields of one budget (see [`super::budget_block`]).
+//! - The slots of budgets in a Redis Cluster (see [`super::colocation`]).
 
 use super::budget_block::{BudgetReader, PlacedBudget};
 use super::domain::DomainReader;
@@ -47,10 +47,7 @@ impl DomainReader<'_, '_, '_> {
     }
 
     /// Validates the budgets with the fields of their domain.
-    pub(super) fn check_budgets(&mut self, colocate: Option<&str>, usage: &UsageRules) {
-        if let Some(key) = colocate {
-            self.check_colocated(key);
-        }
+    pub(super) fn check_budgets(&mut self, usage: &UsageRules) {
         let money: Vec<_> = self.budgets.iter().copied().filter_map(PlacedBudget::money).collect();
         let Some(&(first, currency)) = money.first() else { return };
         if usage.prices.is_none() && self.group.is_complete {
@@ -64,22 +61,6 @@ impl DomainReader<'_, '_, '_> {
             let message = format!("a budget of `{other}`, but one of `{currency}` in {place}");
             let fix = "use one currency in a domain: its prices have one currency";
             self.findings.add(Code::Contradiction, at, message, fix);
-        }
-    }
-
-    /// Reports budgets whose key lacks the entry `key` of `colocate`.
-    fn check_colocated(&mut self, key: &str) {
-        for PlacedBudget { node, at, .. } in &self.budgets {
-            let levels = self.builder.levels(*node);
-            if levels.iter().any(|level| *level.key == *key || level.key.is_empty()) {
-                continue;
-            }
-            let message = format!(
-                "this budget has no entry `{key}` (`colocate`), so it may be in another slot of a \
-                 Redis Cluster than other budgets of a check"
-            );
-            let fix = format!("move it below a descriptor with `key: {key}`, or remove `colocate`");
-            self.findings.add(Code::Contradiction, *at, message, fix);
         }
     }
 }

@@ -103,7 +103,8 @@ blocks! {
         /// With `key_format: compat`: memory for remembered denials, which need no Redis call until
         /// their window ends. `none`: no denial is remembered.
         deny_cache: Or<u64, Absent> = Or::WORD, "bytes";
-        /// With `key_format: compat`: charge only the limits that deny, if a check is denied.
+        /// With `key_format: compat`: charge only the limits that deny, if a check is denied. In
+        /// several slots or stores, concurrent checks may each be charged.
         stop_when_over: bool = false, "switch";
     }
 

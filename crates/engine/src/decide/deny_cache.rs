@@ -4,7 +4,6 @@
 //! - Only limits with `mode: cached_deny` are cached.
 //! - The store would deny too, unless another replica refunded hits or changed the limit.
 //! - A denial ends when its hits would be allowed, counted from the sending of the charge.
-//! - A denial that reserved hits may have caused ends when the longest reservation expires.
 //! - A denial applies to checks of as many hits or more, never to 0 hits or refunds.
 //! - With `on_excess: charge`, a denial decides only checks of 0 hits; other checks are charged.
 //! - A new configuration ends all denials; a refund through this replica ends those of its counter.
@@ -77,7 +76,7 @@ struct CounterDenial {
 struct RememberedDenial {
     hits: Hits,
     /// The denial is used until this instant, the earliest at which the hits may be allowed. It
-    /// counts from the sending of the charge; a reservation of hits may end it earlier.
+    /// counts from the sending of the charge.
     ends_at: Nanos,
     /// The latest instant at which the hits are allowed without other traffic. A retry-after points
     /// here, so that no client retries too early.
@@ -135,19 +134,13 @@ impl DenyCache {
     }
 
     /// Caches the denials in `outcomes` for the charges `sent` in this store call.
-    ///
-    /// `reserved_for` returns the longest time for which another check may have reserved hits of
-    /// the counter. It is ignored with `charge: each`, where reserved hits cause no denial.
     pub(crate) fn record_outcomes(
         &self,
         plan: &CheckPlan<'_>,
         sent: &ChargeSubset,
         outcomes: &[ChargeOutcome],
         call: StoreCallTimes,
-        reserved_for: impl Fn(&Charge) -> Option<Nanos>,
     ) {
-        let charges_each = matches!(plan.charges.mode, ChargeMode::Each);
-        let reserved_for = |charge: &Charge| if charges_each { None } else { reserved_for(charge) };
         for (index, (descriptor, charge)) in charges_with_parts(plan).enumerate() {
             let outcome = outcomes.get(index);
             match (charge.cost, outcome) {
@@ -171,11 +164,7 @@ impl DenyCache {
                     let needed = charge.strategy.on_excess().needed(hits);
                     let denied_hits = hits_denied_at(plan, index, needed);
                     let denial = RememberedDenial::new(denied_hits, *retry_after, *room, call);
-                    self.insert(
-                        charge,
-                        denial.end_with_reservation(reserved_for(charge), call),
-                        call,
-                    );
+                    self.insert(charge, denial, call);
                 }
                 _ => {}
             }
@@ -313,14 +302,6 @@ impl RememberedDenial {
             remaining: room.remaining,
             resets_at: call.replied_at.plus(room.reset_after),
         }
-    }
-
-    /// Ends the denial at most `reserved_for` after sending, because hits reserved by another check
-    /// may have caused it.
-    fn end_with_reservation(self, reserved_for: Option<Nanos>, call: StoreCallTimes) -> Self {
-        let ends_at = reserved_for
-            .map_or(self.ends_at, |reserved_for| call.sent_at.plus(reserved_for).min(self.ends_at));
-        Self { ends_at, ..self }
     }
 }
 

@@ -23,9 +23,7 @@ use crate::decide::stale_charges;
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::Nanos;
 use crate::lease::ChargeTerms;
-use crate::store::{
-    Charge, ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply,
-};
+use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply};
 use crate::telemetry::trace;
 use crate::{CheckError, Decision};
 use sluicegate_lease::beside_leases;
@@ -265,8 +263,7 @@ impl Engine {
         to_send.copy_outcomes(new_outcomes, &mut outcomes);
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
         let call = StoreCallTimes { sent_at: now, replied_at: self.clock.now(), revision };
-        let reserved_for = |charge: &Charge| self.store().reserved_for(charge);
-        self.deny_cache.record_outcomes(&prepared.plan, &to_send, &outcomes, call, reserved_for);
+        self.deny_cache.record_outcomes(&prepared.plan, &to_send, &outcomes, call);
         self.forget_denials(&prepared.plan);
         self.decide_from_outcomes(&prepared, &outcomes)
     }

@@ -1,4 +1,4 @@
-//! A counter of any strategy, to which leases and reservations are charged.
+//! A counter of any strategy, to which leases are charged.
 
 use serde::{Deserialize, Serialize};
 

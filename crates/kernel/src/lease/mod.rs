@@ -59,7 +59,6 @@
 pub mod balance;
 pub mod counter;
 pub mod history;
-pub mod reservation;
 pub mod sizer;
 pub mod table;
 mod trust;

@@ -169,12 +169,6 @@ impl Gcra {
         CounterDecision::Allow(self.headroom(*state, now, self.free_hits(debt)))
     }
 
-    /// Reduces the debt by `owed` hit·ticks; it does not fall below zero.
-    pub fn reduce_debt(&self, state: &mut Tat, now: Nanos, owed: u64) {
-        let now = self.tick.floor(now);
-        *state = self.state_with_debt(now, self.debt_at_tick(*state, now).saturating_sub(owed));
-    }
-
     /// Returns the hits that are certainly allowed if the counter is empty after `wait`.
     #[must_use]
     pub fn allowed_before_empty(&self, wait: Nanos) -> Hits {

@@ -25,7 +25,6 @@ mod bound;
 mod history;
 mod oracle;
 mod prediction;
-mod reservation;
 mod simulation;
 mod sizer;
 pub mod store;

@@ -20,8 +20,6 @@ pub enum Placement {
     ByKey,
     /// All counters with this number share a slot, so they are on one node.
     Group(u64),
-    /// Like [`Placement::Group`], and all counters of the domain have this number.
-    WholeDomain(u64),
 }
 
 impl Placement {
@@ -34,7 +32,7 @@ impl Placement {
     /// Puts all counters of `domain` into one slot.
     #[must_use]
     pub fn by_domain(domain: &str) -> Self {
-        Self::WholeDomain(Self::group_number(domain, ""))
+        Self::Group(Self::group_number(domain, ""))
     }
 
     fn group_number(domain: &str, value: &str) -> u64 {

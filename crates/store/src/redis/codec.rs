@@ -16,7 +16,6 @@ pub mod budgets;
 pub mod heartbeat;
 pub mod lease;
 pub mod permits;
-pub mod reservation;
 
 use std::io::Write as _;
 
@@ -180,7 +179,7 @@ pub fn counter_key(counter: &CounterKey, placement: Placement, prefix: &[u8]) ->
     let slot_hash = match placement {
         // The hash has no secret key: every replica must choose the same slot.
         Placement::ByKey => SipHasher24::new().hash(bytes),
-        Placement::Group(group) | Placement::WholeDomain(group) => group,
+        Placement::Group(group) => group,
     };
     // Writing to a vector cannot fail.
     drop(write!(key, "sg:{{{slot_hash:016x}}}:"));

@@ -11,8 +11,7 @@
 //! - No error and no log line contains the password.
 //! - In a Cluster, a check makes one call for each slot.
 //! - Behind a proxy, each call has one counter or one budget: the proxy routes it by its first key.
-//! - If one decision needs several slots, the check reserves hits, then commits or cancels all,
-//!   within one deadline.
+//! - A check in several slots is charged as with `charge: each`: no script decides over them.
 //!
 //! Not covered:
 //! - The fallback for a failed charge (`engine::decide::fallback`).
@@ -35,7 +34,6 @@ mod fleet_start;
 mod fleet_store;
 mod hash_reader;
 pub mod inspect;
-mod joint_decision;
 mod keeper;
 mod link;
 pub mod membership;
@@ -43,12 +41,9 @@ mod open;
 mod options;
 mod outcome;
 mod permits;
-mod recheck;
-mod recheck_limiter;
 mod redirect;
 pub mod reference;
 mod relay;
-mod reservations;
 mod route;
 mod script;
 mod sentinel;
@@ -62,35 +57,27 @@ pub(crate) mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{join, join_all};
+use futures_util::future::join_all;
 use smallvec::SmallVec;
-use tokio::time::timeout;
 
 use super::lease::{LeaseMessage, LeaseOutcome};
 use super::stats::{ConnectionCounter, StoreStats};
-use super::{
-    Charge, ChargeMode, Charges, CounterStore, Outcomes, Placement, StoreFailure, StoreReply,
-};
+use super::{Charge, Charges, CounterStore, Outcomes, StoreFailure, StoreReply};
 use crate::kernel::units::Nanos;
 use batch::Batcher;
 use codec::lease;
 pub use hash_reader::HashReader;
-use joint_decision::{JointDecision, can_reserve};
 pub use options::{
     Address, Batching, ClientIdentity, Password, ProxyMode, RedisOptions, RedisTls, RedisTopology,
     SentinelOptions,
 };
-use outcome::{
-    IndexedCharges, IndexedOutcomes, all_failed, as_uncharged, decode_outcomes, log_invalid_reply,
-    write_outcomes,
-};
-use recheck_limiter::RecheckLimiter;
-use reservations::{ReservationClient, Reservations};
+use outcome::{all_failed, decode_outcomes, log_invalid_reply};
 use route::Route;
 pub use script::{
     ACQUIRE_SCRIPT, BUDGET_SCRIPT, CHARGE_SCRIPT, HEARTBEAT_SCRIPT, LEASE_SCRIPT,
-    PERMIT_REPORT_SCRIPT, RESERVATION_SCRIPT,
+    PERMIT_REPORT_SCRIPT,
 };
+use slot_parts::{fail_stale_parts, split_by_slot};
 pub use store_group::StoreGroup;
 
 /// A [`CounterStore`] whose counters are in Redis.
@@ -99,10 +86,6 @@ pub struct RedisStore {
     route: Route,
     check_batcher: Arc<Batcher<codec::PackedCheck>>,
     lease_batcher: Arc<Batcher<lease::PackedMessage>>,
-    reservation_client: Arc<ReservationClient>,
-    recheck_limiter: RecheckLimiter,
-    /// True if all counters of this process are in this Redis, under Sluicegate's own keys.
-    is_only_store: bool,
     key_prefix: String,
     call_timeout: Duration,
     connection_counter: Arc<ConnectionCounter>,
@@ -113,31 +96,20 @@ impl RedisStore {
     /// keeps it connected. Every charge fails unless that task runs.
     pub fn new(options: RedisOptions) -> (Self, impl Future<Output = ()> + Send + 'static) {
         let (key_prefix, deadline) = (options.key_prefix.clone(), options.call_timeout);
-        let (batching, process) = (options.batching, options.jitter_seed);
+        let batching = options.batching;
         let connections = Arc::clone(&options.connection_counter);
         let (route, kept) = Route::new(options);
         let calls = Batcher::new(route.clone(), deadline, batching);
         let messages = Batcher::new(route.clone(), deadline, batching);
-        let holder =
-            Arc::new(ReservationClient::new(route.clone(), &key_prefix, process, deadline));
         let redis = Self {
             route,
             check_batcher: calls,
             lease_batcher: messages,
-            reservation_client: holder,
-            recheck_limiter: RecheckLimiter::default(),
-            is_only_store: true,
             key_prefix,
             call_timeout: deadline,
             connection_counter: connections,
         };
         (redis, kept)
-    }
-
-    /// Marks that a check may also have charges in another Redis or under envoyproxy/ratelimit's
-    /// keys.
-    fn beside_other_stores(self) -> Self {
-        Self { is_only_store: false, ..self }
     }
 
     /// Returns the Cluster slot of each charge's key; behind a proxy, the number of its counter.
@@ -162,57 +134,15 @@ impl RedisStore {
 
     /// Sends the charges of each slot in one call, to all slots concurrently. Each slot decides its
     /// charges independently.
-    async fn charge_each_slot(&self, charges: &Charges, slots: &[u16]) -> Outcomes {
-        let parts = slot_parts::split_by_slot(charges, slots);
+    async fn charge_each_slot(&self, charges: &Charges, slots: SmallVec<[u16; 2]>) -> Outcomes {
+        let parts = split_by_slot(charges, &slots);
         let calls = parts.iter().map(|part| self.charge_slot(part.slot, &part.charges));
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
         for (part, answered) in parts.iter().zip(join_all(calls).await) {
             part.write_to(answered, &mut outcomes);
         }
+        fail_stale_parts(charges.mode, &mut outcomes);
         outcomes
-    }
-
-    /// Reserves the charges in all slots. Then commits all or cancels all, by the decision from all
-    /// results.
-    async fn charge_in_two_steps(&self, charges: &Charges, decision: JointDecision) -> Outcomes {
-        let (list, patience) = (&charges.list, self.call_timeout / 2);
-        let all: SmallVec<[usize; 2]> = (0..list.len()).collect();
-        let (tried, rest): (Vec<usize>, Vec<usize>) =
-            all.iter().partition(|&&at| can_reserve(list, at));
-        let mut holding = Reservations::default();
-        for &at in &tried {
-            holding.add(&self.reservation_client, at, &list[at]);
-        }
-        let mut outcomes = all_failed(charges, StoreFailure::TimedOut);
-        let rest: IndexedCharges = rest.into_iter().map(|at| (at, list[at].clone())).collect();
-        let asked = self.charge_some(rest, ChargeMode::Preview, patience);
-        let (asked, ()) = join(asked, holding.reserve_all(patience, &mut outcomes)).await;
-        write_outcomes(asked, &mut outcomes);
-        let second = decision.second_step(list, &all, &outcomes, &tried);
-        if decision.denies(list, &all, &outcomes) {
-            holding.cancel_all(patience, &mut outcomes).await;
-            return outcomes;
-        }
-        let rest = self.charge_some(second, ChargeMode::Each, patience);
-        let (rest, ()) = join(rest, holding.commit_all(patience, &mut outcomes)).await;
-        write_outcomes(rest, &mut outcomes);
-        outcomes
-    }
-
-    async fn charge_some(
-        &self,
-        some: IndexedCharges,
-        rule: ChargeMode,
-        patience: Duration,
-    ) -> IndexedOutcomes {
-        let (places, list): (SmallVec<[usize; 2]>, _) = some.into_iter().unzip();
-        let is_asked = matches!(rule, ChargeMode::Preview);
-        let charges = Charges { list, mode: rule };
-        let slots = self.slots_of(&charges);
-        let outcomes = timeout(patience, self.charge_each_slot(&charges, &slots)).await;
-        let outcomes = outcomes.unwrap_or_else(|_| all_failed(&charges, StoreFailure::TimedOut));
-        let convert = |outcome| if is_asked { as_uncharged(outcome) } else { outcome };
-        places.into_iter().zip(outcomes.into_iter().map(convert)).collect()
     }
 
     async fn send_lease_message(
@@ -230,7 +160,7 @@ impl RedisStore {
 }
 
 impl CounterStore for RedisStore {
-    fn charge<'a>(&'a self, now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
+    fn charge<'a>(&'a self, _now: Nanos, charges: &'a Charges) -> StoreReply<'a, Outcomes> {
         if charges.list.is_empty() {
             return StoreReply::Ready(Outcomes::new());
         }
@@ -239,32 +169,13 @@ impl CounterStore for RedisStore {
         }
         let slots = self.slots_of(charges);
         let first = slots.first().copied().unwrap_or_default();
-        let together = JointDecision::from_mode(charges.mode);
-        if slots.iter().all(|slot| *slot == first) {
-            let may_be_held =
-                || charges.list.iter().any(|charge| self.reserved_for(charge).is_some());
-            return match (self.route.connection(first), together) {
-                (Err(cause), _) => StoreReply::Ready(all_failed(charges, cause)),
-                (Ok(_), Some(together)) if may_be_held() => StoreReply::Pending(Box::pin(
-                    self.charge_with_recheck(now, first, charges, together),
-                )),
-                (Ok(_), _) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
-            };
+        if slots.iter().any(|slot| *slot != first) {
+            return StoreReply::Pending(Box::pin(self.charge_each_slot(charges, slots)));
         }
-        StoreReply::Pending(Box::pin(async move {
-            match together {
-                Some(together) => self.charge_in_two_steps(charges, together).await,
-                None => self.charge_each_slot(charges, &slots).await,
-            }
-        }))
-    }
-
-    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
-        // All counters of `Placement::WholeDomain` are in one slot of a Cluster.
-        let is_domain_in_slot =
-            self.route.is_clustered() && matches!(charge.placement, Placement::WholeDomain(_));
-        let is_whole = !self.route.has_several_servers() || is_domain_in_slot;
-        (!self.is_only_store || !is_whole).then(|| self.reservation_client.lifetime())
+        match self.route.connection(first) {
+            Ok(_) => StoreReply::Pending(Box::pin(self.charge_slot(first, charges))),
+            Err(cause) => StoreReply::Ready(all_failed(charges, cause)),
+        }
     }
 
     fn node_of(&self, _now: Nanos, charge: &Charge) -> u32 {

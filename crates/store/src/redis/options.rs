@@ -27,7 +27,7 @@ pub struct RedisOptions {
     pub key_prefix: String,
     /// The timeout of one store call: at least 1 ms, the resolution of the timers.
     pub call_timeout: Duration,
-    /// The seed of random pauses and the process id of reservations, different in every process.
+    /// The seed of random pauses, different in every process.
     pub jitter_seed: u64,
     /// The batching of checks into store calls.
     pub batching: Batching,

@@ -10,10 +10,7 @@ use smallvec::SmallVec;
 
 use super::charge_call::CheckResults;
 use super::codec::{self, ChargeResult, InvalidReply};
-use crate::{Charge, ChargeOutcome, Charges, Outcomes, StoreFailure};
-
-/// Some charges of a check, each with its index in the check.
-pub(super) type IndexedCharges = SmallVec<[(usize, Charge); 2]>;
+use crate::{ChargeOutcome, Charges, Outcomes, StoreFailure};
 
 /// The outcomes of some charges of a check, each with the index of the charge in the check.
 pub(super) type IndexedOutcomes = SmallVec<[(usize, ChargeOutcome); 2]>;
@@ -31,17 +28,6 @@ pub(super) const fn to_outcome(result: ChargeResult) -> ChargeOutcome {
         ChargeResult::Outcome(outcome) => outcome,
         ChargeResult::Stale(store_now) => ChargeOutcome::Stale(store_now),
         ChargeResult::Unreadable => ChargeOutcome::Failed(StoreFailure::WrongType),
-    }
-}
-
-/// Converts the outcome of a query or of a reservation. If the connection was lost, nothing stays
-/// charged, so the failure becomes [`StoreFailure::Unreachable`].
-pub(super) const fn as_uncharged(outcome: ChargeOutcome) -> ChargeOutcome {
-    match outcome {
-        ChargeOutcome::Failed(StoreFailure::ConnectionLost) => {
-            ChargeOutcome::Failed(StoreFailure::Unreachable)
-        }
-        told => told,
     }
 }
 

@@ -48,20 +48,6 @@ pub const ACQUIRE_SCRIPT: &str =
 pub const PERMIT_REPORT_SCRIPT: &str =
     concat!(include_str!("lua/permits.lua"), include_str!("lua/report_permits.lua"));
 
-/// The script that reserves the hits of a check over several slots or stores, and commits or
-/// cancels them. Its protocol is documented in `reservation.lua`.
-pub const RESERVATION_SCRIPT: &str = concat!(
-    include_str!("lua/head.lua"),
-    include_str!("lua/counter_state.lua"),
-    include_str!("lua/charge_counter.lua"),
-    include_str!("lua/gcra.lua"),
-    include_str!("lua/fixed_window.lua"),
-    include_str!("lua/sliding_window.lua"),
-    include_str!("lua/sliding_log.lua"),
-    include_str!("lua/counter.lua"),
-    include_str!("lua/reservation.lua"),
-);
-
 /// The script that applies calls to budgets. Its protocol is documented in `budgets.lua`.
 pub const BUDGET_SCRIPT: &str = include_str!("lua/budgets.lua");
 
@@ -81,18 +67,16 @@ pub(super) enum LoadedScript {
     Charge,
     Lease,
     Heartbeat,
-    Reservation,
     Acquire,
     PermitReport,
     Budgets,
 }
 
 impl LoadedScript {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Charge,
         Self::Lease,
         Self::Heartbeat,
-        Self::Reservation,
         Self::Acquire,
         Self::PermitReport,
         Self::Budgets,
@@ -103,7 +87,6 @@ impl LoadedScript {
             Self::Charge => CHARGE_SCRIPT,
             Self::Lease => LEASE_SCRIPT,
             Self::Heartbeat => HEARTBEAT_SCRIPT,
-            Self::Reservation => RESERVATION_SCRIPT,
             Self::Acquire => ACQUIRE_SCRIPT,
             Self::PermitReport => PERMIT_REPORT_SCRIPT,
             Self::Budgets => BUDGET_SCRIPT,

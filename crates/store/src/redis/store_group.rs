@@ -5,17 +5,11 @@
 //! - Each charge has one outcome, in the order of the check.
 //! - A part is all charges with the same store and key format. All parts are called concurrently.
 //! - A failed part does not affect the outcomes of the others.
-//! - A decision over several parts takes two steps ([`super::joint_decision`]), within one
-//!   deadline.
-//! - A denied all-or-nothing check leaves no hits charged.
-//! - A check within one part and slot is atomic; a check over several parts is not.
-//!
-//! A denied all-or-nothing check cancels its reservations ([`super::reservations`]) and refunds its
-//! hits under the keys of envoyproxy/ratelimit. These keys contain the start of their window, so a
-//! refund reaches the window that was charged.
+//! - A check within one part and slot is atomic; a check over several parts is charged as with
+//!   `charge: each`.
 
 mod fleet;
-mod joint_charge;
+mod stop_when_over;
 
 use std::time::Duration;
 
@@ -25,6 +19,7 @@ use tokio::time::timeout;
 
 use super::outcome::{IndexedOutcomes, all_failed, write_outcomes};
 use super::reference::{self, CompatCounters, DecidingStep};
+use super::slot_parts::{fail_stale_parts, mode_of_parts};
 use super::{RedisStore, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::lease::{LeaseMessage, LeaseOutcome};
@@ -64,16 +59,13 @@ impl StoreGroup {
     /// Keeps the counters of limits per second in `store`.
     #[must_use]
     pub fn with_per_second(self, store: RedisStore) -> Self {
-        let per_second = Some(store.beside_other_stores());
-        Self { main: self.main.beside_other_stores(), per_second, reference: self.reference }
+        Self { per_second: Some(store), ..self }
     }
 
     /// Enables counters under envoyproxy/ratelimit's keys, counted as that service counts them.
     #[must_use]
     pub fn with_reference(self, options: reference::CompatOptions) -> Self {
-        let reference = Some(CompatCounters::new(options));
-        let per_second = self.per_second.map(RedisStore::beside_other_stores);
-        Self { main: self.main.beside_other_stores(), per_second, reference }
+        Self { reference: Some(CompatCounters::new(options)), ..self }
     }
 
     fn target_of(&self, charge: &Charge) -> ChargeTarget {
@@ -109,27 +101,28 @@ impl StoreGroup {
     }
 
     async fn charge_parts(&self, now: Nanos, charges: &Charges) -> Outcomes {
-        let parts = self.split_by_target(charges.list.iter().enumerate(), charges.mode);
+        let mode = mode_of_parts(charges.mode);
+        let parts = self.split_by_target(charges.list.iter().enumerate(), mode);
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
-        let (joint, separate) = self.separate_joint_parts(parts, charges.mode);
+        let (joint, separate) = self.separate_joint_parts(parts, mode);
         let separate = self.call_parts(now, &separate, DecidingStep::ThisCall, None);
-        let (separate, joint) = join(separate, self.decide_jointly(now, charges, &joint)).await;
+        let joint = self.look_then_charge(now, &charges.list, joint);
+        let (separate, joint) = join(separate, joint).await;
         write_outcomes(separate, &mut outcomes);
         write_outcomes(joint, &mut outcomes);
+        fail_stale_parts(charges.mode, &mut outcomes);
         outcomes
     }
 
-    /// Separates the parts that must be decided together from the other parts.
+    /// Separates the parts of which a denial charges only the limits that deny from the other parts.
     fn separate_joint_parts(
         &self,
         parts: TargetParts,
         mode: ChargeMode,
     ) -> (TargetParts, TargetParts) {
         let skips = self.reference.as_ref().is_some_and(CompatCounters::skips_after_denial);
-        let is_joint = |part: &TargetPart| match mode {
-            ChargeMode::Preview => false,
-            ChargeMode::Each => part.target.is_ratelimit_key && skips,
-            ChargeMode::AllOrNothing { .. } => true,
+        let is_joint = |part: &TargetPart| {
+            skips && part.target.is_ratelimit_key && matches!(mode, ChargeMode::Each)
         };
         let (joint, separate): (TargetParts, TargetParts) = parts.into_iter().partition(is_joint);
         match &joint[..] {
@@ -201,11 +194,6 @@ impl CounterStore for StoreGroup {
             }
             _ => self.store_of(target).charge(now, charges),
         }
-    }
-
-    /// With two stores or key formats, a check of any domain may use both and reserve hits.
-    fn reserved_for(&self, charge: &Charge) -> Option<Nanos> {
-        self.store_of(self.target_of(charge)).reserved_for(charge)
     }
 
     fn node_of(&self, now: Nanos, charge: &Charge) -> u32 {

@@ -5,12 +5,8 @@ use super::{
     RedisFacts, ScriptFailure, StoreProduct, evaluate_facts,
 };
 
-const REQUIREMENTS: DoctorRequirements = DoctorRequirements {
-    call_timeout: Nanos(15 * Nanos::MILLI.0),
-    has_compat_keys: false,
-    has_second_store: false,
-    has_dependent_charges: false,
-};
+const REQUIREMENTS: DoctorRequirements =
+    DoctorRequirements { call_timeout: Nanos(15 * Nanos::MILLI.0), has_compat_keys: false };
 
 fn healthy() -> RedisFacts {
     RedisFacts {
@@ -135,20 +131,11 @@ fn fixes_name_what_a_relative_of_redis_needs() {
 }
 
 #[test]
-fn envoyproxy_keys_cause_clock_errors_and_atomicity_warnings() {
+fn a_wrong_clock_is_an_error_with_envoyproxy_keys() {
     let wanted = DoctorRequirements { has_compat_keys: true, ..REQUIREMENTS };
-    let independent = DoctorRequirements { has_second_store: true, ..wanted };
-    assert!(codes(&healthy(), independent).is_empty());
-    let wanted = DoctorRequirements { has_dependent_charges: true, ..wanted };
+    assert!(codes(&healthy(), wanted).is_empty());
     assert_eq!(
         codes(&RedisFacts { clock_skew: Some(MAX_CLOCK_SKEW), ..healthy() }, wanted),
         ["!clock"]
     );
-    assert!(codes(&healthy(), wanted).is_empty());
-    assert_eq!(
-        codes(&healthy(), DoctorRequirements { has_second_store: true, ..wanted }),
-        ["two_steps"]
-    );
-    let cluster = Some(ClusterFacts { is_ok: true, slots: CLUSTER_SLOTS });
-    assert_eq!(codes(&RedisFacts { cluster, ..healthy() }, wanted), ["two_steps"]);
 }

@@ -160,26 +160,6 @@ fn the_denial_for_fewer_hits_is_kept_until_it_expires() {
 }
 
 #[test]
-fn reservations_shorten_how_long_a_denial_is_cached() {
-    let (sent, answered, revision) = (Nanos(10), Nanos(15), Revision(1));
-    let under = denial_of(0, 1, 0).under;
-    let known = |retry_after: u64, held_for: u64, at: u64| {
-        let call = StoreCallTimes { sent_at: sent, replied_at: answered, revision };
-        let denial = RememberedDenial::new(Hits(1), Nanos(retry_after), Headroom::default(), call);
-        let denial = denial.end_with_reservation(Some(Nanos(held_for)), call);
-        CounterDenial { hash: [0; 2], under, denial }.decide(under, Hits(1), Nanos(at))
-    };
-    let waits = |step| match step {
-        Some(CounterDecision::Deny { retry_after, .. }) => Some(retry_after.0),
-        _ => None,
-    };
-    assert_eq!(waits(known(1_000, 100, 109)), Some(906), "it passes at 1,015 for certain");
-    assert_eq!(waits(known(1_000, 100, 110)), None);
-    assert_eq!(waits(known(50, 100, 59)), Some(6));
-    assert_eq!(waits(known(50, 100, 60)), None, "it is over before a hold would be");
-}
-
-#[test]
 fn denials_sent_before_a_refund_are_not_cached() {
     let ledgers = DenyCache::new();
     let strategy = denial_of(0, 1, 0).under.1;

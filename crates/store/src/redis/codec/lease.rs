@@ -29,13 +29,12 @@ pub const RESULT_FIELDS: usize = 8;
 /// The script's result for one lease message, which [`read`] decodes.
 pub type RawLeaseResult = [i64; RESULT_FIELDS];
 
-/// An encoded lease message, or an encoded action on a reservation.
+/// An encoded lease message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedMessage {
-    /// KEYS: the counter, and its lease table or its reservations.
+    /// KEYS: the counter, and its lease table.
     pub keys: [Vec<u8>; 2],
-    /// ARGV: the instant, the message, and a record: the encoded charge of a reservation, or the
-    /// limit, lease settings and replica of a lease message.
+    /// ARGV: the instant, the message, and a record: the limit, lease settings and replica.
     pub args: [Vec<u8>; 3],
 }
 

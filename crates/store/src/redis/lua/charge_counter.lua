@@ -1,5 +1,5 @@
--- Begins the function `charge_counter`, which charges one counter by any strategy, for leases and
--- reservations. It charges the counter KEYS[1] by the record ARGV[3].
+-- Begins the function `charge_counter`, which charges one counter by any strategy, for leases. It
+-- charges the counter KEYS[1] by the record ARGV[3].
 
 -- Charges `hits` and returns code, remaining, retry after and reset after. If `value` is CONTINUE,
 -- a GCRA counter continues from the result of the previous step, even of a query. Several steps

@@ -1,5 +1,5 @@
 -- Ends the function `charge_counter`, which charge_counter.lua begins. Then defines `locate_charge`
--- (the charge of the newest hits) and `refund`, which leases and reservations use.
+-- (the charge of the newest hits) and `refund`.
   until true
   debt, is_unwritten, stored_expiry = ahead, changed and act == QUERY, expires_at
   return code, remaining, retry, reset

@@ -1,5 +1,4 @@
--- Variables that borrow.lua and reservation.lua share with the functions in charge_counter.lua and
--- counter.lua.
+-- Variables that borrow.lua shares with the functions in charge_counter.lua and counter.lua.
 -- The functions are created at first use, because creating them costs more than a plain message.
 
 -- Values derived from the record of a GCRA limit, as in plan.lua.

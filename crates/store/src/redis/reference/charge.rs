@@ -180,10 +180,7 @@ impl CompatCheck<'_> {
         | CounterReply::OverLimit(hits) = reply
             && u64::from(counter.window.limit()) < hits
         {
-            let denial = KeyDenial {
-                limit: self.reference.cache_limit(counter),
-                end: self.denial_expiry(counter),
-            };
+            let denial = KeyDenial { limit: self.reference.cache_limit(counter), end: counter.end };
             self.reference.deny_cache.insert(&counter.key, denial, now, lookup);
         }
         let to_outcome = |decision, hits| {
@@ -204,16 +201,6 @@ impl CompatCheck<'_> {
             }
             CounterReply::Failed(cause) => ChargeOutcome::Failed(cause),
         }
-    }
-
-    /// Returns the instant until which a denial is cached. If several calls decide the check, its
-    /// hits may be refunded, so the denial is cached for at most the lifetime of a reservation.
-    fn denial_expiry(&self, counter: &CompatCounter) -> Nanos {
-        let is_independent = matches!(self.charges.mode, ChargeMode::Each);
-        if is_independent && self.deciding_step == DecidingStep::ThisCall {
-            return counter.end;
-        }
-        counter.end.min(self.now.plus(self.redis.reservation_client.lifetime()))
     }
 }
 

@@ -4,22 +4,21 @@
 //!
 //! | mutation | test |
 //! |---|---|
-//! | no refund, or a refund of uncharged hits (compatible keys) | `concurrent_checks_across_slots_lose_no_hits` |
+//! | each slot of an all-or-nothing check decides alone | `checks_across_slots_are_charged_as_with_each` |
+//! | no look before the charges | `stop_when_over_charges_only_the_denying_slots` |
 //! | pipeline without redirects | `a_moving_slot_loses_no_hits` |
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use sluicegate::clock::Clock;
-use sluicegate::kernel::decision::Verdict;
 use sluicegate::kernel::units::Nanos;
 use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::store::redis::{RedisStore, RedisTopology, StoreGroup, codec, reference};
-use sluicegate::store::{Charge, ChargeMode, ChargeOutcome, CounterStore, Outcomes};
+use sluicegate::store::{Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes};
 use tokio::task::JoinHandle;
 
-use super::fallback::{engine_over, new_check, redis_at};
+use super::fallback::redis_at;
 use super::reference::{
     ALL, DAY, any_rule, any_standing, charge, charge_all, charges, native_charge, now,
     verdict_and_remaining,
@@ -28,10 +27,6 @@ use crate::support::cluster::Cluster;
 use crate::support::dice::{Dice, seed};
 use crate::support::resp::Value;
 use crate::support::waiting::{for_a_day_with_a_minute_left, until};
-
-const CACHED: &str = "descriptors:
-- {key: k, rate_limit: {unit: day, requests_per_unit: 10, mode: cached_deny}}
-";
 
 struct Connected {
     stores: Arc<StoreGroup>,
@@ -64,8 +59,23 @@ async fn left(stores: &StoreGroup, now: Nanos, peek: Charge) -> u64 {
 
 type Kind = fn(&str, u32, u64) -> Charge;
 
+/// Several slots cannot be charged all-or-nothing, only each by itself.
+fn mode_across_slots(charges: &Charges) -> ChargeMode {
+    let slot = |charge: &Charge| match charge.key.compatible_bytes() {
+        Some(_) => None,
+        None => Some(codec::cluster_slot(&codec::counter_key(&charge.key, charge.placement, b"t"))),
+    };
+    let slots: Vec<_> = charges.list.iter().map(slot).collect();
+    let is_one_slot =
+        slots.len() == 1 || slots[0].is_some() && slots.iter().all(|at| *at == slots[0]);
+    match charges.mode {
+        ChargeMode::AllOrNothing { .. } if !is_one_slot => ChargeMode::Each,
+        mode => mode,
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn checks_across_slots_decide_like_the_memory_store() {
+async fn checks_across_slots_are_charged_as_with_each() {
     let cluster = Cluster::start();
     let at = connected(&cluster, reference::CompatOptions::default());
     let memory = MemoryStore::new(10_000, WhenFull::Deny, [3; 16]);
@@ -85,7 +95,8 @@ async fn checks_across_slots_decide_like_the_memory_store() {
             let gists = |outcomes: Outcomes| {
                 outcomes.into_iter().map(verdict_and_remaining).collect::<Vec<_>>()
             };
-            let expected = gists(charge_all(&memory, now, &asked).await);
+            let expected = Charges { mode: mode_across_slots(&asked), ..asked.clone() };
+            let expected = gists(charge_all(&memory, now, &expected).await);
             let got = gists(charge_all(&*at.stores, now, &asked).await);
             assert_eq!(got, expected, "SLUICEGATE_SEED={seed} {trace}.{step}: {asked:?}");
         }
@@ -107,43 +118,18 @@ async fn stop_when_over_charges_only_the_denying_slots() {
     assert_eq!(left(&at.stores, now, charge("many", 9, 0)).await, 6);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn denial_across_slots_is_cached_only_briefly() {
-    for_a_day_with_a_minute_left();
-    let (cluster, deadline) = (Cluster::start(), Duration::from_secs(10));
-    for (colocate, verdict) in [("", Verdict::Deny), ("colocate: k\n", Verdict::Allow)] {
-        let place = RedisTopology::Cluster(cluster.addresses());
-        let (redis, connection) = RedisStore::new(redis_at(place, deadline));
-        let _connection = tokio::spawn(connection);
-        let clock = Clock::manual(Nanos::from_secs(1_000_000_000));
-        let rules = format!("domain: d\ncharge: all_or_nothing\n{colocate}{CACHED}");
-        let engine = engine_over(redis, clock, &rules, 1);
-        let answers =
-            || engine.store_failure().map_or(Ok(()), |cause| Err(cause.as_str().to_owned()));
-        until("the cluster is connected", answers).unwrap();
-        let asks = async |hits| engine.decide(&new_check(&["k"], hits)).await.unwrap().verdict;
-        assert_eq!((asks(10).await, asks(1).await), (Verdict::Allow, Verdict::Deny));
-        for node in &cluster.primaries {
-            node.call(&["FLUSHALL"]);
-        }
-        let Clock::Manual(clock) = engine.clock() else { panic!() };
-        clock.advance(Nanos::from_secs(2 * deadline.as_secs()));
-        assert_eq!(asks(1).await, verdict, "{colocate}");
-    }
-}
-
 /// Runs 200 concurrent checks of both limits. Returns the number of allowed checks and the
 /// remaining hits of the larger limit.
 async fn check_both_concurrently(
     connected: &Connected,
     now: Nanos,
     kind: Kind,
-    name: &str,
+    (name, mode): (&str, ChargeMode),
 ) -> (u64, u64) {
     let (few, many) = (format!("{name} few"), format!("{name} much"));
     let asks = (0..200).map(|_| {
         let stores = Arc::clone(&connected.stores);
-        let asked = charges([kind(&many, 1_000, 1), kind(&few, 10, 1)], ALL);
+        let asked = charges([kind(&many, 1_000, 1), kind(&few, 10, 1)], mode);
         tokio::spawn(async move {
             !charge_all(&*stores, now, &asked).await.iter().any(ChargeOutcome::is_denial)
         })
@@ -153,25 +139,36 @@ async fn check_both_concurrently(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn concurrent_checks_across_slots_lose_no_hits() {
-    let cluster = Cluster::start();
-    let now = now();
-    for turn in 0..10 {
-        // A remembered denial is not charged, so it must not be refunded.
-        let denied_bytes = if turn % 2 == 0 { 0 } else { 100_000 };
-        let at = connected(
-            &cluster,
-            reference::CompatOptions { deny_cache_bytes: denied_bytes, ..Default::default() },
-        );
-        let (passed, left) =
-            check_both_concurrently(&at, now, charge, &format!("theirs {turn}")).await;
-        assert!(passed <= 10, "{passed}");
-        assert_eq!(left, 1_000 - passed, "what was taken in vain is back");
-        // The length of the name selects the strategy (see `native_charge`).
-        for name in [format!("ours {turn}"), format!("our {turn}")] {
-            let (passed, left) = check_both_concurrently(&at, now, native_charge, &name).await;
-            assert_eq!((passed, left), (10, 990), "{name}: what was held in vain is back");
+async fn concurrent_checks_across_slots_allow_exactly_the_limit() {
+    let (cluster, now) = (Cluster::start(), now());
+    let at = connected(&cluster, reference::CompatOptions::default());
+    // The length of the name selects the strategy (see `native_charge`).
+    for (name, kind) in
+        [("theirs", charge as Kind), ("ours", native_charge as Kind), ("our", native_charge)]
+    {
+        let (passed, left) = check_both_concurrently(&at, now, kind, (name, ALL)).await;
+        assert_eq!((passed, left), (10, 800), "{name}: charged as with `each`");
+    }
+}
+
+/// Concurrent checks may each pass the look, as in envoyproxy/ratelimit.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn concurrent_checks_that_stop_when_over_allow_exactly_the_limit() {
+    let options =
+        reference::CompatOptions { stop_when_over: true, ..reference::CompatOptions::default() };
+    let (cluster, now) = (Cluster::start(), now());
+    let at = connected(&cluster, options);
+    for (name, mode) in [("each", ChargeMode::Each), ("all", ALL)] {
+        let (passed, left) = check_both_concurrently(&at, now, charge, (name, mode)).await;
+        assert_eq!(passed, 10, "{name}");
+        assert!((800..=990).contains(&left), "{name}: {left}");
+        for _ in 0..3 {
+            let list = [("much", 1_000), ("few", 10)]
+                .map(|(of, limit)| charge(&format!("{name} {of}"), limit, 1));
+            charge_all(&*at.stores, now, &charges(list, mode)).await;
         }
+        let after = self::left(&at.stores, now, charge(&format!("{name} much"), 1_000, 0)).await;
+        assert_eq!(after, left, "{name}: the look stops these");
     }
 }
 

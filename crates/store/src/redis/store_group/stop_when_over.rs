@@ -1,0 +1,57 @@
+//! The setting `compat.store.stop_when_over` over several slots or stores: looks at all counters,
+//! then charges them, as envoyproxy/ratelimit does.
+//!
+//! Guarantees:
+//! - If the look finds limits over, only these are charged.
+//! - Both steps have one common deadline.
+//!
+//! Not covered:
+//! - Atomicity: concurrent checks may each pass the look. A limit that is over only at the charge
+//!   denies, and the others stay charged.
+
+use super::{StoreGroup, TargetParts};
+use crate::kernel::decision::{Cost, Verdict, combine};
+use crate::kernel::units::{Hits, Nanos};
+use crate::redis::outcome::IndexedOutcomes;
+use crate::redis::reference::{CompatCounters, DecidingStep};
+use crate::{Charge, ChargeMode, ChargeOutcome};
+
+impl StoreGroup {
+    /// Looks at the counters of `parts`, then charges them. `list` has all charges of the check.
+    pub(super) async fn look_then_charge(
+        &self,
+        now: Nanos,
+        list: &[Charge],
+        mut parts: TargetParts,
+    ) -> IndexedOutcomes {
+        let step_timeout = Some(self.main.call_timeout / 2);
+        parts.iter_mut().for_each(|part| part.charges.mode = ChargeMode::Preview);
+        let looks = self.call_parts(now, &parts, DecidingStep::ThisCall, step_timeout).await;
+        let to_charge = self.charges_after(list, &looks);
+        let to_charge = to_charge.iter().map(|(index, charge)| (*index, charge));
+        let parts = self.split_by_target(to_charge, ChargeMode::Each);
+        let charged = self.call_parts(now, &parts, DecidingStep::EarlierCall, step_timeout).await;
+        looks.into_iter().chain(charged).collect()
+    }
+
+    /// Returns the charges to make after the looks, each with its index in the check. The look
+    /// already made the refunds.
+    fn charges_after(&self, list: &[Charge], looks: &IndexedOutcomes) -> Vec<(usize, Charge)> {
+        let votes = looks.iter().map(|&(index, look)| {
+            let standing = list[index].standing;
+            (standing.group, standing.enforced_verdict(look.is_denial()))
+        });
+        let quota_for_all = self.reference.as_ref().is_some_and(CompatCounters::quota_for_all);
+        let is_denied = combine(votes, quota_for_all) == Verdict::Deny;
+        let to_charge = |&(index, look): &(usize, ChargeOutcome)| {
+            let cost = match list[index].cost {
+                Cost::Charge(_) if is_denied && !look.is_denial() => Cost::Charge(Hits(0)),
+                cost => cost,
+            };
+            let is_made =
+                matches!(cost, Cost::Charge(_)) && !matches!(look, ChargeOutcome::Failed(_));
+            is_made.then(|| (index, Charge { cost, ..list[index].clone() }))
+        };
+        looks.iter().filter_map(to_charge).collect()
+    }
+}
