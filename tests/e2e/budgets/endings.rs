@@ -88,6 +88,12 @@ fn concurrent_requests_reserve_at_most_the_amount() {
         assert_eq!(denied.header("retry-after"), Some("1"), "{way:?}: {denied:?}");
         let full = Amounts { settled: 0, held: FIT * ESTIMATE, open_holds: 6 };
         scene.expect(full, "after a denied request");
+        // A client that leaves earlier could cancel its request on the way to the provider.
+        until("all requests to arrive", || match scene.provider.record.arrived.load(SeqCst) {
+            FIT => Ok(()),
+            arrived => Err(arrived.to_string()),
+        })
+        .unwrap();
         drop(clients);
         scene.expect(Amounts::settled(FIT * ESTIMATE), "after all clients left");
         let spent = scene.ask("/openai");
