@@ -25,7 +25,7 @@ use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfi
 use sluicegate::kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
 };
-use sluicegate::kernel::concurrency::{Permit, RequestOutcome};
+use sluicegate::kernel::concurrency::{Permit, RequestOutcome, Requester};
 use sluicegate::kernel::coordinator::aggregate::VoteAggregate;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
@@ -57,7 +57,10 @@ fn pair(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) {
 }
 
 fn acquire(limiter: &mut Limiter, now: Nanos, keep: Option<Nanos>) -> Option<Permit> {
-    match limiter.step(now, LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) })[..] {
+    match limiter
+        .step(now, LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0), by: Requester::ANY })
+        [..]
+    {
         [LimiterEffect::Admit(permit)] => Some(permit),
         _ => None,
     }
@@ -141,6 +144,7 @@ fn ask() -> PermitRequest<'static> {
     let (keep, patience, answer) = (Some(Nanos::from_secs(60)), Nanos(0), Nanos(0));
     let (bucket, revision, rules) = (BUCKET, Revision(1), &RULES);
     PermitRequest {
+        by: Requester::ANY,
         bucket,
         limit_path: "d.k",
         revision,
@@ -158,6 +162,7 @@ fn ask_of_fleet() -> PermitRequest<'static> {
     let (min, start, max) = (CEILING, CEILING, CEILING);
     let aggregate = VoteAggregate::default();
     PermitRequest {
+        by: Requester::ANY,
         shared: Some(SharedLimit { min, start, max, aggregate, max_duration, on_failure }),
         ..ask()
     }

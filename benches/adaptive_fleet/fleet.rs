@@ -23,9 +23,9 @@ use sluicegate_concurrency::limits::reporter::{FleetReporter, SharePace};
 use sluicegate_concurrency::limits::{
     ConcurrencyLimits, PermitGuard, PermitRequest, SharedLimit, rules_at_process,
 };
-use sluicegate_kernel::concurrency::RequestOutcome;
 use sluicegate_kernel::concurrency::adaptive::AdaptiveConfig;
 use sluicegate_kernel::concurrency::limiter::LimiterConfig;
+use sluicegate_kernel::concurrency::{RequestOutcome, Requester};
 use sluicegate_kernel::coordinator::ConcurrencyFallback;
 use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
 use sluicegate_kernel::units::{Nanos, Revision};
@@ -249,6 +249,7 @@ impl Run {
     fn arrive(&mut self, at: usize) {
         self.plan_arrival(at);
         let request = PermitRequest {
+            by: Requester::ANY,
             bucket: BUCKET,
             limit_path: "backend",
             revision: Revision(1),

@@ -149,8 +149,7 @@ impl ConcurrencyLimits {
                 AcquireStep::Rejected(AcquireDenial::QueueFull) => Err(AcquireError::QueueFull),
                 AcquireStep::Queued(waiting) => {
                     let queued = (self.queue_span(), queue_time::start_queue_timer(&self.clock));
-                    let permit =
-                        waiting.wait_for_permit().await.ok_or(AcquireError::QueueTimeout)?;
+                    let permit = waiting.wait_for_permit().await?;
                     drop(queued);
                     Ok(self.guard(bucket, permit, request.permit_lifetime))
                 }

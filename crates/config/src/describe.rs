@@ -194,7 +194,7 @@ impl fmt::Display for BudgetRule {
 /// with 503`.
 impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LimiterConfig { limit, adaptive, queue: waiting, overloaded_by, retry_after } =
+        let LimiterConfig { limit, adaptive, queue: waiting, overloaded_by, retry_after, .. } =
             &self.rules;
         write!(f, "{limit} in flight")?;
         if let Some(adaptive) = adaptive {

@@ -64,7 +64,7 @@ pub fn concurrency_message(rule: &ConcurrencyRule) -> api::ConcurrencyLimit {
         ConcurrencyFallback::Local => OnFailure::LocalShare,
         ConcurrencyFallback::Allow => OnFailure::Allow,
     };
-    let LimiterConfig { limit, adaptive, queue, overloaded_by, retry_after } = rule.rules;
+    let LimiterConfig { limit, adaptive, queue, overloaded_by, retry_after, .. } = rule.rules;
     let queue_message =
         |QueueConfig { size, timeout }| api::PermitQueue { size, timeout_us: micros(timeout) };
     api::ConcurrencyLimit {
@@ -117,7 +117,8 @@ fn limiter_config(wire: &api::ConcurrencyLimit) -> Option<LimiterConfig> {
     let retry_after =
         if wire.honors_retry_after { RetryAfterRule::Honour } else { RetryAfterRule::Ignore };
     let overloaded_by = overload_answers(wire)?;
-    Some(LimiterConfig { limit: wire.limit, adaptive, queue, overloaded_by, retry_after })
+    let fixed = LimiterConfig::fixed(wire.limit);
+    Some(LimiterConfig { adaptive, queue, overloaded_by, retry_after, ..fixed })
 }
 
 fn overload_answers(wire: &api::ConcurrencyLimit) -> Option<OverloadAnswers> {

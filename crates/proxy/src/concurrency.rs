@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 use crate::answer::Answer;
 use crate::connection::Connection;
 use crate::found_rule::FoundRule;
-use crate::kernel::concurrency::ConcurrencyMode;
+use crate::kernel::concurrency::{ConcurrencyMode, Requester};
 use crate::kernel::decision::{Reason, RuleVerdict};
 use crate::kernel::proxy_rule::ConcurrencyRule;
 use crate::kernel::units::Nanos;
@@ -143,6 +143,7 @@ impl Concurrency {
             bucket: &limit.bucket,
             limit_path: &limit.path,
             revision: version.revision(),
+            by: Requester::ANY,
             rules: &rules_at_process(&limit.rules, shared.as_ref(), strict.as_ref()),
             // The proxy reports the end of each request.
             permit_lifetime: None,

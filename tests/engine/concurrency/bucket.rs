@@ -15,7 +15,7 @@ use sluicegate::kernel::concurrency::adaptive::{
 };
 use sluicegate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate::kernel::concurrency::{
-    OverloadAnswers, ReportedOutcome, RequestOutcome, RetryAfterRule, UpstreamAnswer,
+    OverloadAnswers, ReportedOutcome, RequestOutcome, Requester, RetryAfterRule, UpstreamAnswer,
 };
 use sluicegate::kernel::units::{Nanos, Revision};
 use tokio::runtime::Runtime;
@@ -34,6 +34,7 @@ const fn request(rules: &LimiterConfig) -> PermitRequest<'_> {
     let revision = Revision(1);
     let (keep, shared) = (None, None);
     PermitRequest {
+        by: Requester::ANY,
         bucket: b"shop",
         limit_path: "d.k",
         revision,

@@ -8,7 +8,7 @@ use sluicegate::clock::Clock;
 use sluicegate::engine::concurrency::{ConcurrencyLimits, PermitGuard, PermitRequest};
 use sluicegate::engine::{AdmissionOutcome, Engine};
 use sluicegate::kernel::concurrency::limiter::LimiterConfig;
-use sluicegate::kernel::concurrency::{ReportedOutcome, RequestOutcome, UpstreamAnswer};
+use sluicegate::kernel::concurrency::{ReportedOutcome, RequestOutcome, Requester, UpstreamAnswer};
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Nanos, Revision};
 
@@ -39,6 +39,7 @@ fn acquire_now(admission: &ConcurrencyLimits, bucket: &[u8]) -> PermitGuard {
     let (revision, rules) = (Revision(1), &rules);
     let (keep, patience, answer, shared) = (None, Nanos(0), Nanos(0), None);
     let ask = PermitRequest {
+        by: Requester::ANY,
         bucket,
         limit_path: "d.k",
         revision,

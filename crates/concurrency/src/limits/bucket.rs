@@ -21,7 +21,7 @@ use sluicegate_lease::clock::Clock;
 use tokio::sync::oneshot;
 
 use crate::kernel::concurrency::limiter::{
-    LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
+    AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
 use crate::kernel::concurrency::{
     Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RetryAfterRule,
@@ -52,7 +52,7 @@ struct BucketState {
     fenced_at: Option<Nanos>,
     /// The permits that the store counts. Set once the limit was used in mode `strict`.
     strict_permits: Option<Box<StrictPermits>>,
-    waiters: HashMap<QueueTicket, oneshot::Sender<Permit>>,
+    waiters: HashMap<QueueTicket, oneshot::Sender<Result<Permit, AcquireDenial>>>,
     /// `true` after the removal from the map. A request that still finds this bucket must look up
     /// its name again.
     is_retired: bool,
@@ -283,6 +283,7 @@ impl BucketState {
                     }
                     // Dropping the sender ends the wait of the request.
                     LimiterEffect::TimedOut(ticket) => drop(self.waiters.remove(&ticket)),
+                    LimiterEffect::Displaced(ticket) => self.displace(ticket),
                     // The release of the expired permit's `PermitGuard` will return `false`.
                     LimiterEffect::Expired(permit) => self.end_strict_permit(now, permit),
                     other => for_caller.push(other),
@@ -297,8 +298,16 @@ impl BucketState {
     /// canceled.
     fn wake(&mut self, ticket: QueueTicket, permit: Permit) -> Option<Permit> {
         match self.waiters.remove(&ticket) {
-            Some(waiter) => waiter.send(permit).err(),
+            Some(waiter) => waiter.send(Ok(permit)).is_err().then_some(permit),
             None => Some(permit),
+        }
+    }
+
+    /// Rejects the waiting request `ticket`, because another request took its place.
+    fn displace(&mut self, ticket: QueueTicket) {
+        if let Some(waiter) = self.waiters.remove(&ticket) {
+            // Without a receiver, the request was canceled.
+            waiter.send(Err(AcquireDenial::QueueFull)).ok();
         }
     }
 
@@ -323,6 +332,9 @@ fn log_fence(limit: &str, in_flight: u32, queued: usize) {
 const fn is_for_the_caller(effect: &LimiterEffect) -> bool {
     !matches!(
         effect,
-        LimiterEffect::Wake(..) | LimiterEffect::TimedOut(_) | LimiterEffect::Expired(_)
+        LimiterEffect::Wake(..)
+            | LimiterEffect::TimedOut(_)
+            | LimiterEffect::Displaced(_)
+            | LimiterEffect::Expired(_)
     )
 }

@@ -3,6 +3,7 @@
 //! Not covered:
 //! - The limits that cover a request.
 
+use crate::kernel::concurrency::Requester;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::Reason;
 use crate::kernel::units::{Nanos, Revision};
@@ -28,6 +29,8 @@ pub struct PermitRequest<'a> {
     /// The longest wait for the store, if the acquire needs a store call. Zero: the call is sent,
     /// but its reply is not awaited.
     pub store_timeout: Nanos,
+    /// The class and customer of the request; [`Requester::ANY`] without.
+    pub by: Requester,
     /// The parameters of a limit in mode `shared`. `None` for modes `local` and `strict`.
     pub shared: Option<SharedLimit>,
 }

@@ -59,11 +59,11 @@ impl ConcurrencyReader<'_, '_, '_> {
         let adaptive = adaptive.map_or(Some(None), |read| read.map(Some))?;
         let queue = queue.map_or(Some(None), |read| read.map(Some))?;
         let rules = LimiterConfig {
-            limit: limit?,
             adaptive,
             queue,
             overloaded_by: overloaded_by?,
             retry_after,
+            ..LimiterConfig::fixed(limit?)
         };
         Some(ConcurrencyLimit {
             number: RuleNumber::default(),

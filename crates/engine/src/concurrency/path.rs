@@ -33,6 +33,7 @@ use crate::concurrency::{
 use crate::config::Config;
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::decide::path::validate;
+use crate::kernel::concurrency::Requester;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::decision::{Check, Cost, Reason, Verdict};
 use crate::kernel::key::CounterKey;
@@ -323,6 +324,7 @@ impl Engine {
             permit_lifetime: keep,
             queue_timeout,
             store_timeout,
+            by: Requester::ANY,
             shared,
         };
         let acquired = match strict_limit {

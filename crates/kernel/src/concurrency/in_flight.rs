@@ -21,6 +21,8 @@ pub(super) struct InFlightState {
     pub(super) admitted_at: Nanos,
     /// The number of requests in flight at its admission, including itself.
     pub(super) in_flight: u32,
+    /// The hash of its customer; 0 without one.
+    pub(super) customer: u64,
     deadline: Option<Nanos>,
 }
 
@@ -45,11 +47,11 @@ impl InFlightPermits {
 
     /// Adds a permit; without `lifetime` it has no deadline, as the request's end is always
     /// observed.
-    pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>) -> Permit {
+    pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>, customer: u64) -> Permit {
         self.count = self.count.saturating_add(1);
         let deadline = lifetime.map(|lifetime| now.plus(lifetime));
-        let permit =
-            self.insert(InFlightState { admitted_at: now, in_flight: self.count, deadline });
+        let in_flight = self.count;
+        let permit = self.insert(InFlightState { admitted_at: now, in_flight, customer, deadline });
         if let Some(until) = deadline {
             self.deadlines.set(permit.slot, until);
         }
@@ -90,14 +92,15 @@ impl InFlightPermits {
         true
     }
 
-    pub(super) fn release_overdue(&mut self, now: Nanos) -> Option<Permit> {
+    /// Releases a permit whose deadline has passed. Returns it with its customer.
+    pub(super) fn release_overdue(&mut self, now: Nanos) -> Option<(Permit, u64)> {
         let (until, slot) = self.deadlines.first()?;
         if now < until {
             return None;
         }
         let generation = self.slots.get(usize::try_from(slot).ok()?)?.generation;
         let permit = Permit { slot, generation };
-        self.release(permit).map(|_| permit)
+        self.release(permit).map(|state| (permit, state.customer))
     }
 
     /// All permits in flight with the instants of their admission, ordered by slot.

@@ -3,12 +3,13 @@
 //! ```
 //! use sluicegate_kernel::concurrency::limiter::{AcquireDenial, Limiter, LimiterConfig};
 //! use sluicegate_kernel::concurrency::limiter::{LimiterEffect, LimiterEvent};
-//! use sluicegate_kernel::concurrency::RequestOutcome;
+//! use sluicegate_kernel::concurrency::{RequestOutcome, Requester};
 //! use sluicegate_kernel::units::Nanos;
 //!
 //! let mut limiter = Limiter::new(&LimiterConfig::fixed(1), 0);
 //! let now = Nanos::from_secs(1);
-//! let acquire = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(0) };
+//! let by = Requester::ANY;
+//! let acquire = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(0), by };
 //! let effects = limiter.step(now, acquire);
 //! let [LimiterEffect::Admit(permit)] = effects[..] else { panic!() };
 //! let denied = LimiterEffect::Deny(AcquireDenial::LimitReached);
@@ -21,10 +22,13 @@
 //! Guarantees:
 //! - An admission never raises the number of requests in flight above the current limit.
 //! - After the limit falls, admissions resume once enough permits are released.
-//! - No arriving request overtakes a waiting one.
-//! - Every queue ticket ends once: with a permit, a timeout, or a cancellation by the caller.
-//! - An event costs O(1) without a deadline, O(log n) with one, O(waiters) with a queue.
-//! - An event allocates only if more permits are in flight than ever before.
+//! - No permit stays free while an admissible request waits.
+//! - No arriving request overtakes a waiting one of its class or of an earlier class.
+//! - Every queue ticket ends once: with a permit, a timeout, by a request that displaces it, or with
+//!   a cancellation by the caller.
+//! - An event costs O(1) without a deadline; O(log n) with one, with a queue, or with fair shares.
+//! - An event allocates only if a request waits, a customer is new, or more permits are in flight than
+//!   ever before.
 //!
 //! The caller wakes tasks and runs timers. Its clock must be monotonic.
 
@@ -33,11 +37,15 @@ use smallvec::SmallVec;
 use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
 use super::in_flight::InFlightPermits;
 use super::queue::WaitQueue;
+use super::requester::{ClassParts, MAX_CLASSES, Requester};
 use super::{OverloadAnswers, Permit, QueueTicket, RequestOutcome, RetryAfterRule};
 use crate::units::Nanos;
 
 /// The longest time for which the limit does not grow after one answer of the backend.
 pub const MAX_GROWTH_PAUSE: Nanos = Nanos::from_secs(60);
+
+/// The place of customers above the most that are counted apart.
+const OTHERS: u64 = u64::MAX;
 
 /// The configuration of one concurrency limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -48,6 +56,11 @@ pub struct LimiterConfig {
     pub adaptive: Option<AdaptiveConfig>,
     /// The queue of waiting requests; `None` denies a request at once when the limit is reached.
     pub queue: Option<QueueConfig>,
+    /// The part of the limit that each class may fill.
+    pub classes: ClassParts,
+    /// The most customers that are counted apart; further ones share one place. `None`: the limit
+    /// does not tell customers apart.
+    pub fair_keys: Option<u32>,
     /// The answers of the backend that mean overload. The caller classifies each answer by them.
     pub overloaded_by: OverloadAnswers,
     /// The effect of a `Retry-After` in such an answer. The caller applies it.
@@ -62,6 +75,8 @@ impl LimiterConfig {
             limit,
             adaptive: None,
             queue: None,
+            classes: ClassParts::ONE,
+            fair_keys: None,
             overloaded_by: OverloadAnswers::DEFAULT,
             retry_after: RetryAfterRule::Ignore,
         }
@@ -86,6 +101,8 @@ pub enum LimiterEvent {
         lifetime: Option<Nanos>,
         /// The caller's own timeout; the shorter of this and the queue timeout applies.
         timeout: Nanos,
+        /// Its class and customer.
+        by: Requester,
     },
     /// A permit is released.
     Release {
@@ -133,6 +150,8 @@ pub enum LimiterEffect {
     Wake(QueueTicket, Permit),
     /// A waiting request timed out, or this replica's share expired.
     TimedOut(QueueTicket),
+    /// A waiting request left the full queue for the arriving one.
+    Displaced(QueueTicket),
     /// A permit reached its deadline and was released.
     Expired(Permit),
     /// The permit or ticket of the event is unknown, so nothing changed.
@@ -157,6 +176,8 @@ pub struct Limiter {
     adaptive: AdaptiveLimit,
     share: u32,
     queue_config: Option<QueueConfig>,
+    classes: ClassParts,
+    fair_keys: Option<u32>,
     in_flight: InFlightPermits,
     queue: WaitQueue,
     last_activity: Nanos,
@@ -171,6 +192,8 @@ impl Limiter {
             adaptive: AdaptiveLimit::new(config.limit, config.adaptive, jitter),
             share: u32::MAX,
             queue_config: config.queue,
+            classes: config.classes,
+            fair_keys: config.fair_keys,
             in_flight: InFlightPermits::default(),
             queue: WaitQueue::default(),
             last_activity: Nanos(0),
@@ -188,8 +211,9 @@ impl Limiter {
         self.adaptive.advance(now);
         self.expire(now, &mut effects);
         match event {
-            LimiterEvent::Acquire { lifetime, timeout } => {
-                effects.push(self.acquire(now, lifetime, timeout));
+            LimiterEvent::Acquire { lifetime, timeout, by } => {
+                let by = self.known(by);
+                self.acquire(now, (lifetime, timeout), by, &mut effects);
             }
             LimiterEvent::Release { permit, outcome, rtt } => {
                 self.release(now, permit, outcome, rtt, &mut effects);
@@ -217,7 +241,7 @@ impl Limiter {
             }
             LimiterEvent::Fence => {
                 let waiters = std::iter::from_fn(|| self.queue.pop());
-                effects.extend(waiters.map(|waiter| LimiterEffect::TimedOut(waiter.ticket)));
+                effects.extend(waiters.map(|(ticket, _)| LimiterEffect::TimedOut(ticket)));
             }
         }
         self.admit_waiting(now, &mut effects);
@@ -273,19 +297,51 @@ impl Limiter {
         is_idle.then_some(self.last_activity)
     }
 
-    fn acquire(&mut self, now: Nanos, lifetime: Option<Nanos>, timeout: Nanos) -> LimiterEffect {
+    /// Returns `by` as this limit counts it.
+    fn known(&self, by: Requester) -> Requester {
+        let class = by.class.min(MAX_CLASSES.saturating_sub(1));
+        let Some(most) = self.fair_keys else { return Requester { class, ..Requester::ANY } };
+        let is_full = usize::try_from(most).unwrap_or(usize::MAX) <= self.queue.customers();
+        if is_full && !self.queue.knows(by.customer) {
+            return Requester { class, customer: OTHERS, weight: 1 };
+        }
+        Requester { class, ..by }
+    }
+
+    fn acquire(
+        &mut self,
+        now: Nanos,
+        (lifetime, timeout): (Option<Nanos>, Nanos),
+        by: Requester,
+        effects: &mut LimiterEffects,
+    ) {
         self.last_activity = now;
-        // Earlier events already admitted waiting requests, so this request overtakes none.
-        if self.in_flight.count() < self.limit() {
-            return LimiterEffect::Admit(self.in_flight.admit(now, lifetime));
+        // Earlier events already admitted the waiting requests of this class and of earlier ones.
+        if self.in_flight.count() < self.part(by.class) {
+            let permit = self.admit(now, lifetime, by);
+            return effects.push(LimiterEffect::Admit(permit));
         }
         let Some(queue_config) = self.queue_config.filter(|_| Nanos(0) < timeout) else {
-            return LimiterEffect::Deny(AcquireDenial::LimitReached);
+            return effects.push(LimiterEffect::Deny(AcquireDenial::LimitReached));
         };
         if usize::try_from(queue_config.size).unwrap_or(usize::MAX) <= self.queue.len() {
-            return LimiterEffect::Deny(AcquireDenial::QueueFull);
+            let Some(ticket) = self.queue.make_room_for(by) else {
+                return effects.push(LimiterEffect::Deny(AcquireDenial::QueueFull));
+            };
+            effects.push(LimiterEffect::Displaced(ticket));
         }
-        LimiterEffect::Queue(self.queue.push(now.plus(queue_config.timeout.min(timeout)), lifetime))
+        let deadline = now.plus(queue_config.timeout.min(timeout));
+        effects.push(LimiterEffect::Queue(self.queue.push(deadline, lifetime, by)));
+    }
+
+    /// Returns the permits that may be in flight when a request of `class` is admitted, plus one.
+    fn part(&self, class: u8) -> u32 {
+        self.classes.part(self.limit(), class)
+    }
+
+    fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>, by: Requester) -> Permit {
+        self.queue.admitted(by);
+        self.in_flight.admit(now, lifetime, by.customer)
     }
 
     fn release(
@@ -299,6 +355,7 @@ impl Limiter {
         let Some(state) = self.in_flight.release(permit) else {
             return effects.push(LimiterEffect::Unknown);
         };
+        self.queue.released(state.customer);
         self.last_activity = now;
         let rtt = rtt.unwrap_or(now.since(state.admitted_at));
         let sample = LatencySample { ended_at: now, rtt, in_flight: state.in_flight, outcome };
@@ -308,10 +365,12 @@ impl Limiter {
     fn reload(&mut self, config: &LimiterConfig) {
         self.adaptive.reload(config.limit, config.adaptive);
         self.queue_config = config.queue;
+        (self.classes, self.fair_keys) = (config.classes, config.fair_keys);
     }
 
     fn expire(&mut self, now: Nanos, effects: &mut LimiterEffects) {
-        while let Some(permit) = self.in_flight.release_overdue(now) {
+        while let Some((permit, customer)) = self.in_flight.release_overdue(now) {
+            self.queue.released(customer);
             self.last_activity = now;
             effects.push(LimiterEffect::Expired(permit));
         }
@@ -322,13 +381,14 @@ impl Limiter {
     }
 
     fn admit_waiting(&mut self, now: Nanos, effects: &mut LimiterEffects) {
-        while self.in_flight.count() < self.limit() {
-            let Some(waiter) = self.queue.pop() else { return };
+        // The parts of later classes are not larger, so none of them is admissible if the first is not.
+        while let Some(class) = self.queue.first_class()
+            && self.in_flight.count() < self.part(class)
+            && let Some((ticket, waiter)) = self.queue.pop()
+        {
             self.last_activity = now;
-            effects.push(LimiterEffect::Wake(
-                waiter.ticket,
-                self.in_flight.admit(now, waiter.lifetime),
-            ));
+            let permit = self.admit(now, waiter.lifetime, waiter.by);
+            effects.push(LimiterEffect::Wake(ticket, permit));
         }
     }
 }

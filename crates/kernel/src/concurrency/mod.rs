@@ -14,6 +14,7 @@ pub mod permit_registry;
 pub mod permit_table;
 mod queue;
 pub mod reported_outcome;
+mod requester;
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,6 +26,7 @@ pub use limiter::Limiter;
 pub use permit_registry::PermitRegistry;
 pub use queue::QueueTicket;
 pub use reported_outcome::{OverloadAnswers, ReportedOutcome, RetryAfterRule, UpstreamAnswer};
+pub use requester::{ClassParts, MAX_CLASSES, MAX_WEIGHT, Requester};
 
 /// The processes over which a concurrency limit counts requests in flight (field `mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,12 +1,30 @@
-//! The queue of requests that wait for a permit.
+//! The queue of requests that wait for a permit, in the order of class and fair share.
+//!
+//! The waiting requests of one class and customer are a *flow*. A free permit goes to the first class
+//! with a waiting request. In it, it goes to the flow whose customer then has the fewest permits for
+//! its weight, and among equals to the one that waited longest for a turn.
+//!
+//! | formula, for customers with weights 1 and 4 that have 1 and 5 permits | worked row |
+//! |---|---|
+//! | level = ⌊(permits + 1)·2^20 / weight⌋ | 2·2^20 and 1.5·2^20: the second one is served |
+//!
+//! A full queue makes room for a request of an earlier class, or of a customer with fewer waiting
+//! requests for its weight: the newest request of the longest flow of the last class leaves.
 //!
 //! Guarantees:
-//! - First in, first out.
-//! - A waiting request leaves the queue once: admitted, timed out or canceled.
-//! - Adding and admitting cost O(1); removing from the middle costs O(queue length).
+//! - One flow is first in, first out.
+//! - A waiting request leaves the queue once: admitted, displaced, timed out or canceled.
+//! - Under lasting demand, the permits of the customers of one class are within one permit of weighted
+//!   max-min after each admission from the queue.
+//! - Every operation costs O(log n), n being the number of waiting requests and customers.
+//!
+//! Not covered:
+//! - Permits in flight are never taken back: a customer keeps what it has above its part until its
+//!   requests end.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::requester::{MAX_CLASSES, MAX_WEIGHT, Requester};
 use crate::units::Nanos;
 
 /// The number of a waiting request in its queue. Later tickets are larger.
@@ -15,16 +33,50 @@ pub struct QueueTicket(u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct QueueWaiter {
-    pub(super) ticket: QueueTicket,
     pub(super) deadline: Nanos,
     /// The lifetime of the permit, counted from the request's admission.
     pub(super) lifetime: Option<Nanos>,
+    pub(super) by: Requester,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct WaitQueue {
-    waiters: VecDeque<QueueWaiter>,
-    next_number: u64,
+    waiters: BTreeMap<QueueTicket, QueueWaiter>,
+    deadlines: BTreeSet<(Nanos, QueueTicket)>,
+    flows: BTreeMap<FlowId, Flow>,
+    turns: BTreeSet<Turn>,
+    /// The number of waiting requests of each flow, for its weight.
+    backlogs: BTreeSet<(u8, u64, u64)>,
+    /// The customers with permits or waiting requests. Without a customer there is no entry.
+    customers: BTreeMap<u64, Customer>,
+    next_ticket: u64,
+    next_turn: u64,
+}
+
+/// A class and a customer.
+type FlowId = (u8, u64);
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Flow {
+    tickets: BTreeSet<QueueTicket>,
+    turn: Turn,
+    backlog: u64,
+}
+
+/// The place of a flow in the order of service.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Turn {
+    class: u8,
+    level: u64,
+    since: u64,
+    customer: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+struct Customer {
+    weight: u32,
+    permits: u32,
+    waiting: u32,
 }
 
 impl WaitQueue {
@@ -32,26 +84,135 @@ impl WaitQueue {
         self.waiters.len()
     }
 
-    pub(super) fn push(&mut self, deadline: Nanos, lifetime: Option<Nanos>) -> QueueTicket {
-        let ticket = QueueTicket(self.next_number);
-        self.next_number = self.next_number.saturating_add(1);
-        self.waiters.push_back(QueueWaiter { ticket, deadline, lifetime });
+    pub(super) fn knows(&self, customer: u64) -> bool {
+        self.customers.contains_key(&customer)
+    }
+
+    pub(super) fn customers(&self) -> usize {
+        self.customers.len()
+    }
+
+    /// Returns the class that is served next.
+    pub(super) fn first_class(&self) -> Option<u8> {
+        self.turns.first().map(|turn| turn.class)
+    }
+
+    pub(super) fn push(
+        &mut self,
+        deadline: Nanos,
+        lifetime: Option<Nanos>,
+        by: Requester,
+    ) -> QueueTicket {
+        let ticket = QueueTicket(self.next_ticket);
+        self.next_ticket = self.next_ticket.saturating_add(1);
+        self.change_customer(by, |customer| customer.waiting = customer.waiting.saturating_add(1));
+        self.waiters.insert(ticket, QueueWaiter { deadline, lifetime, by });
+        self.deadlines.insert((deadline, ticket));
+        self.change_flow((by.class, by.customer), |tickets| tickets.insert(ticket));
         ticket
     }
 
-    pub(super) fn pop(&mut self) -> Option<QueueWaiter> {
-        self.waiters.pop_front()
+    /// Removes and returns the request that is served next.
+    pub(super) fn pop(&mut self) -> Option<(QueueTicket, QueueWaiter)> {
+        let turn = self.turns.first()?;
+        let flow = self.flows.get(&(turn.class, turn.customer))?;
+        let ticket = *flow.tickets.first()?;
+        self.take(ticket).map(|waiter| (ticket, waiter))
     }
 
     /// Removes the request with `ticket`; `false` if it is not waiting.
     pub(super) fn remove(&mut self, ticket: QueueTicket) -> bool {
-        let index = self.waiters.binary_search_by_key(&ticket, |waiter| waiter.ticket);
-        index.is_ok_and(|index| self.waiters.remove(index).is_some())
+        self.take(ticket).is_some()
     }
 
     /// Removes the first request whose deadline has passed, and returns its ticket.
     pub(super) fn remove_overdue(&mut self, now: Nanos) -> Option<QueueTicket> {
-        let index = self.waiters.iter().position(|waiter| waiter.deadline <= now)?;
-        self.waiters.remove(index).map(|waiter| waiter.ticket)
+        let (deadline, ticket) = *self.deadlines.first()?;
+        (deadline <= now && self.remove(ticket)).then_some(ticket)
     }
+
+    /// Removes the request that leaves a full queue for one of `by`, and returns its ticket; `None` if
+    /// `by` has to leave itself.
+    pub(super) fn make_room_for(&mut self, by: Requester) -> Option<QueueTicket> {
+        let (class, backlog, customer) = *self.backlogs.last()?;
+        let own = self.flows.get(&(by.class, by.customer)).map_or(0, |flow| flow.tickets.len());
+        let is_behind = by.class < class
+            || by.class == class && scaled(own.saturating_add(1), by.weight) < backlog;
+        let newest = *self.flows.get(&(class, customer))?.tickets.last()?;
+        (is_behind && self.remove(newest)).then_some(newest)
+    }
+
+    /// Counts a permit of the customer of `by`.
+    pub(super) fn admitted(&mut self, by: Requester) {
+        self.change_customer(by, |customer| customer.permits = customer.permits.saturating_add(1));
+    }
+
+    /// Counts the end of a permit of `customer`.
+    pub(super) fn released(&mut self, customer: u64) {
+        let Some(Customer { weight, .. }) = self.customers.get(&customer).copied() else { return };
+        let by = Requester { class: 0, customer, weight };
+        self.change_customer(by, |customer| customer.permits = customer.permits.saturating_sub(1));
+    }
+
+    fn take(&mut self, ticket: QueueTicket) -> Option<QueueWaiter> {
+        let waiter = self.waiters.remove(&ticket)?;
+        let by = waiter.by;
+        self.deadlines.remove(&(waiter.deadline, ticket));
+        self.change_flow((by.class, by.customer), |tickets| tickets.remove(&ticket));
+        self.change_customer(by, |customer| customer.waiting = customer.waiting.saturating_sub(1));
+        Some(waiter)
+    }
+
+    /// Changes the numbers of the customer of `by`, and the turns of its flows.
+    fn change_customer(&mut self, by: Requester, change: impl FnOnce(&mut Customer)) {
+        if by.customer == 0 {
+            return;
+        }
+        let customer = self.customers.entry(by.customer).or_default();
+        let before = (customer.permits, customer.weight);
+        customer.weight = by.weight.clamp(1, MAX_WEIGHT);
+        change(customer);
+        let Customer { waiting, permits, weight } = *customer;
+        if waiting == 0 && permits == 0 {
+            self.customers.remove(&by.customer);
+        }
+        if waiting == 0 || before == (permits, weight) {
+            return;
+        }
+        for class in 0..MAX_CLASSES {
+            if self.flows.contains_key(&(class, by.customer)) {
+                self.change_flow((class, by.customer), |_| true);
+            }
+        }
+    }
+
+    /// Changes the tickets of a flow, and its place in the order of service.
+    fn change_flow(&mut self, id: FlowId, change: impl FnOnce(&mut BTreeSet<QueueTicket>) -> bool) {
+        let ((class, customer), known) = (id, self.customers.get(&id.1).copied());
+        let Customer { weight, permits, .. } =
+            known.unwrap_or(Customer { weight: 1, ..Customer::default() });
+        let flow = self.flows.entry(id).or_default();
+        let is_new = flow.tickets.is_empty();
+        self.turns.remove(&flow.turn);
+        self.backlogs.remove(&(class, flow.backlog, customer));
+        change(&mut flow.tickets);
+        if flow.tickets.is_empty() {
+            self.flows.remove(&id);
+            return;
+        }
+        let level = if customer == 0 { 0 } else { scaled(permits.saturating_add(1), weight) };
+        if is_new || flow.turn.level != level {
+            flow.turn = Turn { class, level, since: self.next_turn, customer };
+            self.next_turn = self.next_turn.saturating_add(1);
+        }
+        flow.backlog = scaled(flow.tickets.len(), weight);
+        self.turns.insert(flow.turn);
+        self.backlogs.insert((class, flow.backlog, customer));
+    }
+}
+
+/// Returns `number` for one unit of weight, in 1/2^20.
+fn scaled(number: impl TryInto<u64>, weight: u32) -> u64 {
+    let number = number.try_into().unwrap_or(u64::MAX).saturating_mul(1 << 20);
+    number.checked_div(weight.into()).unwrap_or(number)
 }

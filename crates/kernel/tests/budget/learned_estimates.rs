@@ -30,7 +30,7 @@ const AMOUNT: u64 = 250_000_000;
 enum Costs {
     /// Nearly alike.
     Even,
-    /// A Pareto distribution with exponent 1.2, whose variance is infinite without the bound.
+    /// A Pareto distribution with exponent 1, whose mean is infinite without the bound.
     HeavyTail,
     /// One request in a hundred costs the most, the others a little.
     Rare,
@@ -38,14 +38,13 @@ enum Costs {
 
 impl Costs {
     fn roll(self, dice: &mut Dice, scale: u64) -> u64 {
-        let uniform = (dice.up_to(999_999) as f64 + 1.0) / 1_000_000.0;
         let cost = match self {
-            Self::Even => 900.0 + 200.0 * uniform,
-            Self::HeavyTail => 300.0 * uniform.powf(-1.0 / 1.2),
-            Self::Rare if uniform < 0.01 => AT_MOST as f64,
-            Self::Rare => 200.0,
+            Self::Even => 900 + dice.up_to(200),
+            Self::HeavyTail => 300_000_000 / (1 + dice.up_to(999_999)),
+            Self::Rare if dice.once_in(100) => AT_MOST,
+            Self::Rare => 200,
         };
-        ((cost as u64) * scale).min(AT_MOST)
+        (cost * scale).min(AT_MOST)
     }
 }
 

@@ -10,7 +10,7 @@ use sluicegate_kernel::concurrency::limiter::{
 use sluicegate_kernel::concurrency::permit_registry::{
     EarlyReleaseLimits, PermitRegistry, RegisterOutcome, ReleaseOutcome,
 };
-use sluicegate_kernel::concurrency::{Permit, QueueTicket, RequestOutcome};
+use sluicegate_kernel::concurrency::{Permit, QueueTicket, RequestOutcome, Requester};
 use sluicegate_kernel::units::Nanos;
 use stateright::{Checker, Model, Property};
 
@@ -66,7 +66,8 @@ enum Move {
 
 impl ModelState {
     fn acquire(&mut self, id: usize) {
-        let arrive = LimiterEvent::Acquire { lifetime: Some(KEEP), timeout: KEEP };
+        let arrive =
+            LimiterEvent::Acquire { lifetime: Some(KEEP), timeout: KEEP, by: Requester::ANY };
         let mut effects = self.limiter.step(self.now, arrive);
         let answer = effects.pop();
         let value = match answer {

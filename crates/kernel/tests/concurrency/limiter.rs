@@ -9,7 +9,7 @@ use sluicegate_kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfig
 use sluicegate_kernel::concurrency::limiter::{
     AcquireDenial, Limiter, LimiterConfig, LimiterEffect, LimiterEvent, QueueConfig,
 };
-use sluicegate_kernel::concurrency::{Permit, QueueTicket, RequestOutcome};
+use sluicegate_kernel::concurrency::{Permit, QueueTicket, RequestOutcome, Requester};
 use sluicegate_kernel::units::Nanos;
 
 const START: Nanos = Nanos::from_secs(1_000);
@@ -159,8 +159,11 @@ impl Driver {
         self.settle(LimiterEvent::Expire);
         let room = self.out.len() < self.allowed();
         let full = usize::try_from(self.waiting.size).unwrap() <= self.queue.len();
-        let effects =
-            self.settle(LimiterEvent::Acquire { lifetime: max_duration, timeout: queue_timeout });
+        let effects = self.settle(LimiterEvent::Acquire {
+            lifetime: max_duration,
+            timeout: queue_timeout,
+            by: Requester::ANY,
+        });
         match effects[..] {
             [LimiterEffect::Admit(permit)] => {
                 assert!(room);

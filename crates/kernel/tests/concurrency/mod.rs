@@ -44,6 +44,7 @@
 
 mod adaptive;
 mod event_orders;
+mod fair;
 mod limiter;
 mod permit_registry;
 mod permit_table;

@@ -53,11 +53,11 @@ fn limiter_configs() -> impl Strategy<Value = LimiterConfig> {
     let options = (prop::option::of(adaptive()), prop::option::of(queues));
     (any::<u32>(), options, overload_answers(), retry_after).prop_map(
         |(limit, (adaptive, queue), overloaded_by, retry_after)| LimiterConfig {
-            limit,
             adaptive,
             queue,
             overloaded_by,
             retry_after,
+            ..LimiterConfig::fixed(limit)
         },
     )
 }

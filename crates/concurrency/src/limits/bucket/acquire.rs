@@ -19,7 +19,7 @@ use crate::kernel::concurrency::{Permit, QueueTicket, RequestOutcome};
 use crate::kernel::units::Nanos;
 use crate::limits::replica_share::ReplicaShare;
 use crate::limits::reporter::FleetReporter;
-use crate::limits::{PermitRequest, SharedLimit};
+use crate::limits::{AcquireError, PermitRequest, SharedLimit};
 
 pub(crate) enum AcquireStep {
     Allowed(Permit),
@@ -35,7 +35,7 @@ pub(crate) struct QueuedRequest {
     clock: Arc<Clock>,
     ticket: QueueTicket,
     patience: Nanos,
-    permit: oneshot::Receiver<Permit>,
+    permit: oneshot::Receiver<Result<Permit, AcquireDenial>>,
 }
 
 impl Bucket {
@@ -61,8 +61,8 @@ impl Bucket {
         {
             return Some(AcquireStep::ShareUnknown(answers));
         }
-        let PermitRequest { permit_lifetime: lifetime, queue_timeout: timeout, .. } = *ask;
-        let mut effects = state.step(now, LimiterEvent::Acquire { lifetime, timeout });
+        let PermitRequest { permit_lifetime: lifetime, queue_timeout: timeout, by, .. } = *ask;
+        let mut effects = state.step(now, LimiterEvent::Acquire { lifetime, timeout, by });
         Some(match effects.pop()? {
             LimiterEffect::Admit(permit) => AcquireStep::Allowed(permit),
             LimiterEffect::Queue(ticket) => {
@@ -144,12 +144,12 @@ impl BucketState {
 }
 
 impl QueuedRequest {
-    pub(crate) async fn wait_for_permit(mut self) -> Option<Permit> {
+    pub(crate) async fn wait_for_permit(mut self) -> Result<Permit, AcquireError> {
         let patience = Duration::from_nanos(self.patience.0);
         // If a reload shortens the queue timeout, the limiter ends the wait by dropping the sender.
         match tokio::time::timeout(patience, &mut self.permit).await {
-            Ok(permit) => permit.ok(),
-            Err(_) => None,
+            Ok(Ok(permit)) => permit.map_err(|_| AcquireError::QueueFull),
+            Ok(Err(_)) | Err(_) => Err(AcquireError::QueueTimeout),
         }
     }
 }
@@ -160,7 +160,7 @@ impl Drop for QueuedRequest {
         let now = self.clock.steady();
         if state.waiters.remove(&self.ticket).is_some() {
             state.step(now, LimiterEvent::Cancel(self.ticket));
-        } else if let Ok(permit) = self.permit.try_recv() {
+        } else if let Ok(Ok(permit)) = self.permit.try_recv() {
             // The request was granted a permit, but was canceled before it received the permit.
             state.step(
                 now,

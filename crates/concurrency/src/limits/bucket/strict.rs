@@ -15,8 +15,8 @@ use sluicegate_lease::store::StoreFailure;
 
 use super::strict_permits::{AcquireReply, StoreKnowledge, StrictPermits};
 use super::{Bucket, BucketState};
-use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
+use crate::kernel::concurrency::{Permit, Requester};
 use crate::kernel::units::{Nanos, Share};
 use crate::limits::reporter::permit_ledger::PermitLedger;
 use crate::limits::strict_limit::StrictQueue;
@@ -62,7 +62,8 @@ impl Bucket {
     ) -> Result<(Permit, PermitId, Share), AcquireDenial> {
         let mut state = self.0.lock();
         let now = clock.steady();
-        let arrives = LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0) };
+        let arrives =
+            LimiterEvent::Acquire { lifetime: keep, timeout: Nanos(0), by: Requester::ANY };
         let permit = match state.step(now, arrives).pop() {
             Some(LimiterEffect::Admit(permit)) => permit,
             Some(LimiterEffect::Deny(refusal)) => return Err(refusal),

@@ -9,7 +9,7 @@ use sluicegate_kernel::concurrency::adaptive::{
 use sluicegate_kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
 };
-use sluicegate_kernel::concurrency::{Permit, RequestOutcome};
+use sluicegate_kernel::concurrency::{Permit, RequestOutcome, Requester};
 use sluicegate_kernel::coordinator::ClockReading;
 use sluicegate_kernel::coordinator::aggregate::FractionalLimit;
 use sluicegate_kernel::units::{Nanos, Share};
@@ -74,7 +74,8 @@ impl GradientReplica {
     }
 
     fn acquire_all(&mut self) {
-        let arrive = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(0) };
+        let arrive =
+            LimiterEvent::Acquire { lifetime: None, timeout: Nanos(0), by: Requester::ANY };
         while let [LimiterEffect::Admit(permit)] = self.limiter.step(self.now, arrive)[..] {
             let whole = u64::from(self.limiter.in_flight()) * 5;
             let takes = self.takes * MILLI * whole.max(self.capacity) / self.capacity;

@@ -1,15 +1,16 @@
 //! Single properties of the limiter.
 
-use sluicegate_kernel::concurrency::RequestOutcome;
 use sluicegate_kernel::concurrency::adaptive::AdaptiveAlgorithm;
 use sluicegate_kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
 };
+use sluicegate_kernel::concurrency::{RequestOutcome, Requester};
 use sluicegate_kernel::units::Nanos;
 
 use super::{START, adaptive_rules, ms, queue, release, rules, rules_for};
 
-const STREAM: LimiterEvent = LimiterEvent::Acquire { lifetime: None, timeout: Nanos(u64::MAX) };
+const STREAM: LimiterEvent =
+    LimiterEvent::Acquire { lifetime: None, timeout: Nanos(u64::MAX), by: Requester::ANY };
 
 #[test]
 fn a_lowered_limit_waits_for_enough_releases() {
@@ -46,7 +47,10 @@ fn reused_slot_does_not_accept_its_old_permit() {
 #[test]
 fn a_fence_admits_no_queued_request() {
     let mut limiter = Limiter::new(&rules(1, Some(queue(1, ms(500)))), 0);
-    limiter.step(START, LimiterEvent::Acquire { lifetime: Some(ms(100)), timeout: ms(500) });
+    limiter.step(
+        START,
+        LimiterEvent::Acquire { lifetime: Some(ms(100)), timeout: ms(500), by: Requester::ANY },
+    );
     let waits = limiter.step(START, STREAM);
     let [LimiterEffect::Queue(ticket)] = waits[..] else { panic!("{waits:?}") };
     let effects = limiter.step(START.plus(ms(200)), LimiterEvent::Fence);
@@ -128,7 +132,8 @@ fn acquire_and_release_allocate_nothing() {
 fn fill_and_drain(limiter: &mut Limiter, now: Nanos, max_duration: Option<Nanos>) {
     let mut out = [None; 8];
     for place in &mut out {
-        let arrive = LimiterEvent::Acquire { lifetime: max_duration, timeout: Nanos(0) };
+        let arrive =
+            LimiterEvent::Acquire { lifetime: max_duration, timeout: Nanos(0), by: Requester::ANY };
         if let [LimiterEffect::Admit(permit)] = limiter.step(now, arrive)[..] {
             *place = Some(permit);
         }

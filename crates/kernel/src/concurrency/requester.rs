@@ -1,0 +1,73 @@
+//! Who asks for a permit: the class and the customer of a request.
+//!
+//! A class is admitted while all requests in flight are below its part of the limit:
+//!
+//! | formula, for a limit of 10 | worked row |
+//! |---|---|
+//! | part = ⌊limit·percent / 100⌋, at least 1 if the limit is not 0 | `batch`, 50 %: 5 |
+//! | admit iff in flight < part | 5 in flight: `batch` waits, `critical` (100 %) is admitted |
+//!
+//! Guarantees:
+//! - A class has at least the part of every class behind it.
+
+/// The most classes of one limit.
+pub const MAX_CLASSES: u8 = 8;
+
+/// The largest weight of a customer.
+pub const MAX_WEIGHT: u32 = 1_000;
+
+/// The class and the customer of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Requester {
+    /// The number of its class, from 0; that of the first class is served first. A number above the
+    /// last class counts as the last one.
+    pub class: u8,
+    /// The hash of its customer; 0 without a customer. Used only if the limit is fair.
+    pub customer: u64,
+    /// The customer's weight, 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+}
+
+impl Requester {
+    /// A request without a class and without a customer.
+    pub const ANY: Self = Self { class: 0, customer: 0, weight: 1 };
+}
+
+/// The part of the limit that each class may fill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct ClassParts {
+    /// In percent, 1 to 100, the first class first; not above that of the class before.
+    percents: [u8; 8],
+    len: u8,
+}
+
+impl ClassParts {
+    /// One class of 100 %.
+    pub const ONE: Self = Self { percents: [100; 8], len: 1 };
+
+    /// Creates the parts of classes from percents. Returns `None` if there are none or more than
+    /// [`MAX_CLASSES`], if one is not from 1 to 100, or larger than the one before.
+    #[must_use]
+    pub fn new(percents: &[u8]) -> Option<Self> {
+        let is_valid = percents.iter().all(|percent| (1..=100).contains(percent));
+        let is_sorted = percents.is_sorted_by(|before, after| before >= after);
+        let (mut parts, len) = (Self::ONE, u8::try_from(percents.len()).ok()?);
+        parts.percents.get_mut(..percents.len())?.copy_from_slice(percents);
+        (is_valid && is_sorted && 0 < len).then_some(Self { len, ..parts })
+    }
+
+    /// The percents of all classes.
+    #[must_use]
+    pub fn percents(&self) -> &[u8] {
+        self.percents.get(..usize::from(self.len)).unwrap_or_default()
+    }
+
+    /// Returns the part of `limit` that `class` may fill.
+    #[must_use]
+    pub fn part(&self, limit: u32, class: u8) -> u32 {
+        let percent = self.percents().get(usize::from(class)).or_else(|| self.percents().last());
+        let percent = percent.copied().map_or(100, u64::from);
+        let part = u64::from(limit).saturating_mul(percent) / 100;
+        u32::try_from(part).unwrap_or(u32::MAX).max(limit.min(1))
+    }
+}
