@@ -134,7 +134,7 @@ impl LeasingStore {
 fn terms(charge: &Charge) -> LeaseTerms {
     let overshoot = match charge.strategy {
         Strategy::FixedWindow(_) => Overshoot::InWindow,
-        _ => Overshoot::Exact(Hits(100)),
+        _ => Overshoot::Occupying(Hits(100)),
     };
     LeaseTerms { overshoot, duration: TERM, sizing: SIZE }
 }

@@ -248,7 +248,7 @@ fn terms(dice: &mut Dice, limit: &Strategy) -> LeaseTerms {
     let term = (span(limit).0 / dice.pick(&[1, 2, 10, 100])).min(1 << 56) / 1_000 * 1_000;
     let overshoot = match dice.up_to(5) {
         0 | 1 => Overshoot::InWindow,
-        2 | 3 => Overshoot::Exact(Hits(budget)),
+        2 | 3 => Overshoot::Occupying(Hits(budget)),
         _ => Overshoot::AtMost(Hits(budget)),
     };
     LeaseTerms { overshoot, duration: Nanos(term.max(1_000)), sizing: LeaseSizing::Learned }

@@ -102,7 +102,7 @@ impl fmt::Display for LimitMode {
             Self::Leased(LeaseTerms { overshoot, sizing: size, .. }) => {
                 let hits = match overshoot {
                     Overshoot::AtMost(hits) => *hits,
-                    Overshoot::InWindow | Overshoot::Exact(_) => Hits(0),
+                    Overshoot::InWindow | Overshoot::Occupying(_) => Hits(0),
                 };
                 write!(f, "{}, max_overshoot {}", keywords::ModeKeyword::Leased, hits.0)?;
                 match size {

@@ -305,8 +305,8 @@ fn rate_limit_for(limit: &Limit, column: &TableColumn, number: NonZeroU32) -> Op
     if matches!(terms.sizing, LeaseSizing::Fixed(hits) if max_lease < hits) {
         terms.sizing = LeaseSizing::Learned;
     }
-    if let Overshoot::Exact(_) = terms.overshoot {
-        terms.overshoot = Overshoot::Exact(max_lease);
+    if let Overshoot::Occupying(_) = terms.overshoot {
+        terms.overshoot = Overshoot::Occupying(max_lease);
     }
     if let Overshoot::AtMost(hits) = terms.overshoot {
         let requests = u64::from(number.get());

@@ -129,8 +129,8 @@ fn limit_message(limit: &ProxyLimit) -> api::LeasedLimit {
         strategy: Some(strategy_message(&limit.strategy)),
         max_overshoot: match overshoot {
             Overshoot::InWindow => None,
-            // The hits of exact leases occupy the limit in the service, not in the proxy.
-            Overshoot::AtMost(Hits(most)) | Overshoot::Exact(Hits(most)) => Some(most),
+            // The hits of occupying leases occupy the limit in the service, not in the proxy.
+            Overshoot::AtMost(Hits(most)) | Overshoot::Occupying(Hits(most)) => Some(most),
         },
         duration_us: micros_down(duration),
         sizes: Some(api::LeaseSizes { sizes: Some(sizes) }),

@@ -1,15 +1,17 @@
-//! Charges counters without a lease while other processes may have exact leases of them.
+//! Charges counters without a lease while other processes may have occupying leases of them.
 //!
-//! The outstanding hits of [exact leases](Overshoot::Exact) are not in the counter, so a charge must
+//! The outstanding hits of [occupying leases](Overshoot::Occupying) are not in the counter, so a charge must
 //! go through the counter's lease table: as a lease message with number 0.
 //!
 //! Guarantees:
-//! - A check with [`ChargeMode::AllOrNothing`] charges its counters with exact leases first. If it is
+//! - A check with [`ChargeMode::AllOrNothing`] charges its counters with occupying leases first. If it is
 //!   then denied, these charges are refunded.
 //!
 //! Not covered:
-//! - Atomicity of such a check: until the refund, other checks see its charges. A check that is
-//!   canceled in between keeps them.
+//! - Atomicity of such a check: until the refund, other checks see its charges, and may remember a
+//!   denial that they cause. A check that is canceled in between keeps them. A refund takes the newest
+//!   hits, also if the window of the charge has ended meanwhile.
+//! - One deadline for its calls: each has that of the store.
 //! - [`ChargeMode::Preview`], which charges nothing and does not see the outstanding hits.
 
 use futures_util::future::join_all;
@@ -18,6 +20,7 @@ use smallvec::SmallVec;
 use crate::charge_subset::{ChargeSubset, is_check_denied, placeholders, remaining_mode};
 use crate::kernel::decision::Cost;
 use crate::kernel::lease::{BorrowRequest, LeaseTerms, Overshoot, ReplicaIncarnation};
+use crate::kernel::rate::CounterDecision;
 use crate::kernel::units::{Hits, Nanos};
 use crate::store::lease::{LeaseMessage, LeaseOutcome};
 use crate::store::{
@@ -26,11 +29,11 @@ use crate::store::{
 
 /// Returns `true` if a charge with one of these lease terms must use [`charge`].
 pub fn needs_lease_table<'t>(mut terms: impl Iterator<Item = Option<&'t LeaseTerms>>) -> bool {
-    terms.any(|terms| terms.is_some_and(|terms| matches!(terms.overshoot, Overshoot::Exact(_))))
+    terms.any(|terms| terms.is_some_and(|terms| matches!(terms.overshoot, Overshoot::Occupying(_))))
 }
 
 /// Makes `charges`, whose lease terms are `terms`. Returns one outcome for each charge. Needs one
-/// store call for each exact lease, at the same time, then at most one for the other charges and one
+/// store call for each occupying lease, at the same time, then at most one for the other charges and one
 /// for refunds.
 pub async fn charge(
     store: &dyn CounterStore,
@@ -38,31 +41,35 @@ pub async fn charge(
     charges: &Charges,
     terms: &[Option<&LeaseTerms>],
 ) -> Outcomes {
-    let is_exact: SmallVec<[bool; 2]> = charges
+    let is_occupying: SmallVec<[bool; 2]> = charges
         .list
         .iter()
         .zip(terms)
-        .map(|(charge, terms)| exact_terms(charge, *terms).is_some())
+        .map(|(charge, terms)| occupying_terms(charge, *terms).is_some())
         .collect();
-    if matches!(charges.mode, ChargeMode::Preview) || !is_exact.contains(&true) {
+    if matches!(charges.mode, ChargeMode::Preview) || !is_occupying.contains(&true) {
         return store.charge(now, charges).wait().await;
     }
     let mut outcomes = placeholders(charges);
     let exact =
         charges.list.iter().zip(terms).enumerate().filter_map(|(index, (charge, terms))| {
-            let (hits, terms) = exact_terms(charge, *terms)?;
+            let (hits, terms) = occupying_terms(charge, *terms)?;
             Some(async move { (index, charge_one(store, now, charge, hits, terms).await) })
         });
     for (index, outcome) in join_all(exact).await {
         outcomes[index] = outcome;
     }
-    let mode = remaining_mode(charges, &outcomes, &is_exact);
-    let rest = ChargeSubset::select(charges, |index| !is_exact[index], mode);
+    let mode = remaining_mode(charges, &outcomes, &is_occupying);
+    let rest = ChargeSubset::select(charges, |index| !is_occupying[index], mode);
     if !rest.charges.list.is_empty() {
         rest.copy_outcomes(store.charge(now, &rest.charges).wait().await, &mut outcomes);
     }
     if is_check_denied(charges, &outcomes) {
-        let is_charged = |index: usize| is_exact[index] && !outcomes[index].is_denial();
+        let is_charged = |index: usize| {
+            let outcome = &outcomes[index];
+            is_occupying[index]
+                && matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_)))
+        };
         refund(store, now, ChargeSubset::select(charges, is_charged, ChargeMode::Each)).await;
     }
     outcomes
@@ -100,12 +107,12 @@ async fn refund(store: &dyn CounterStore, now: Nanos, charged: ChargeSubset) {
     }
 }
 
-fn exact_terms<'t>(
+fn occupying_terms<'t>(
     charge: &Charge,
     terms: Option<&'t LeaseTerms>,
 ) -> Option<(Hits, &'t LeaseTerms)> {
     match (charge.cost, terms) {
-        (Cost::Charge(hits), Some(terms)) if matches!(terms.overshoot, Overshoot::Exact(_)) => {
+        (Cost::Charge(hits), Some(terms)) if matches!(terms.overshoot, Overshoot::Occupying(_)) => {
             Some((hits, terms))
         }
         _ => None,

@@ -49,7 +49,8 @@ impl ChargeSubset {
     }
 }
 
-/// Returns `true` if the store denied the whole check, and thus charged nothing except refunds.
+/// Returns `true` if the store denied the whole check. It then charged nothing except refunds, if all
+/// counters are in one slot and store.
 #[must_use]
 pub fn is_check_denied(sent: &Charges, outcomes: &[ChargeOutcome]) -> bool {
     let (quota_for_all, quota_cannot_deny) = match sent.mode {

@@ -125,7 +125,8 @@ pub enum ChargeMode {
     /// Every charge is decided independently of the others.
     #[default]
     Each,
-    /// All charges are made if the check is allowed, else none. Refunds are always made. The engine
+    /// All charges are made if the check is allowed, else none, if all counters are in one slot and
+    /// store. Refunds are always made. The engine
     /// charges limits with `on_excess: charge` before, with [`ChargeMode::Each`].
     AllOrNothing {
         /// Every limit is in the quota group.

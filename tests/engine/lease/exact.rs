@@ -130,7 +130,7 @@ fn borrow_ten(store: &MemoryStore, (strategy, key): (Strategy, KeyStrategy)) -> 
         per_second: false,
         strategy,
         terms: LeaseTerms {
-            overshoot: Overshoot::Exact(Hits(10)),
+            overshoot: Overshoot::Occupying(Hits(10)),
             duration: Nanos::from_secs(30),
             sizing: LeaseSizing::Learned,
         },

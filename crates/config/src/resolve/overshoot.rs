@@ -92,7 +92,7 @@ impl OvershootAmount {
                 return Ok(Overshoot::InWindow);
             }
             Self::Hits(0) | Self::BasisPoints(0) => {
-                return Ok(Overshoot::Exact(sizer::max_lease(burst)));
+                return Ok(Overshoot::Occupying(sizer::max_lease(burst)));
             }
             Self::Hits(hits) => hits,
             Self::BasisPoints(part) => {
@@ -159,7 +159,7 @@ pub(super) fn forecast(limit: &Limit) -> Option<(String, String)> {
     let bound = match terms.overshoot {
         Overshoot::AtMost(Hits(hits)) => format!("at most {hits} hits are leased at one time"),
         Overshoot::InWindow => "leases end with their window".to_owned(),
-        Overshoot::Exact(Hits(hits)) => {
+        Overshoot::Occupying(Hits(hits)) => {
             format!(
                 "at most {hits} hits are leased at one time, and none is allowed above the limit"
             )
@@ -184,7 +184,7 @@ fn decisions_per_call(limit: &Limit, terms: LeaseTerms, fleet: u64) -> u64 {
     let demand = u64::try_from(hits_per_span).unwrap_or(u64::MAX) / fleet;
     sizer.record_check(Nanos(0), Hits(demand));
     let hits_per_replica = match terms.overshoot {
-        Overshoot::AtMost(Hits(hits)) | Overshoot::Exact(Hits(hits)) => hits / fleet,
+        Overshoot::AtMost(Hits(hits)) | Overshoot::Occupying(Hits(hits)) => hits / fleet,
         // In the middle of a window, half of its hits are left to borrow.
         Overshoot::InWindow => requests / 2 / fleet,
     };

@@ -21,6 +21,7 @@ use crate::decide::plan::{CheckPlan, PlanInstants};
 use crate::decide::rule_stats;
 use crate::decide::stale_charges;
 use crate::kernel::decision::{Check, Cost};
+use crate::kernel::lease::LeaseTerms;
 use crate::kernel::units::Nanos;
 use crate::lease::ChargeTerms;
 use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply};
@@ -225,7 +226,9 @@ impl Engine {
         mut prepared: PreparedCheck<'_, '_>,
         deadline: Option<Nanos>,
     ) -> CheckResult {
-        let mut outcomes = self.charge_store(prepared.now, &prepared.plan.charges, deadline).await;
+        let terms: ChargeTerms<'_> = prepared.plan.lease_terms().collect();
+        let charges = &prepared.plan.charges;
+        let mut outcomes = self.charge_strictly(prepared.now, charges, &terms, deadline).await;
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
         self.decide_from_outcomes(&prepared, &outcomes)
     }
@@ -315,11 +318,23 @@ impl Engine {
                 self.wait_until_deadline(leases.charge(now, charges, &terms), charges, deadline)
                     .await
             }
-            None if beside_leases::needs_lease_table(terms.iter().copied()) => {
-                beside_leases::charge(self.store(), now, charges, &terms).await
-            }
-            _ => self.charge_store(now, charges, deadline).await,
+            _ => self.charge_strictly(now, charges, &terms, deadline).await,
         }
+    }
+
+    /// Makes `charges` without the leases of this replica, but beside those of proxies.
+    async fn charge_strictly(
+        &self,
+        now: Nanos,
+        charges: &Charges,
+        terms: &[Option<&LeaseTerms>],
+        deadline: Option<Nanos>,
+    ) -> Outcomes {
+        if !beside_leases::needs_lease_table(terms.iter().copied()) {
+            return self.charge_store(now, charges, deadline).await;
+        }
+        let charge = Box::pin(beside_leases::charge(self.store(), now, charges, terms));
+        self.wait_until_deadline(charge, charges, deadline).await
     }
 
     /// Plans and charges again, once, if a charge was stale: the store's clock is in another

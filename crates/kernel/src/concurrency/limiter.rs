@@ -37,14 +37,14 @@ use smallvec::SmallVec;
 use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
 use super::in_flight::InFlightPermits;
 use super::queue::WaitQueue;
-use super::requester::{ClassParts, MAX_CLASSES, Requester};
+use super::requester::{ClassParts, MAX_WEIGHT, Requester};
 use super::{OverloadAnswers, Permit, QueueTicket, RequestOutcome, RetryAfterRule};
 use crate::units::Nanos;
 
 /// The longest time for which the limit does not grow after one answer of the backend.
 pub const MAX_GROWTH_PAUSE: Nanos = Nanos::from_secs(60);
 
-/// The place of customers above the most that are counted apart.
+/// The shared customer of requests without one, and of all customers beyond `fair_keys`.
 const OTHERS: u64 = u64::MAX;
 
 /// The configuration of one concurrency limit.
@@ -58,8 +58,8 @@ pub struct LimiterConfig {
     pub queue: Option<QueueConfig>,
     /// The part of the limit that each class may fill.
     pub classes: ClassParts,
-    /// The most customers that are counted apart; further ones share one place. `None`: the limit
-    /// does not tell customers apart.
+    /// The most customers that are counted apart; further ones, and requests without a customer, count
+    /// as one customer. `None`: the limit does not tell customers apart.
     pub fair_keys: Option<u32>,
     /// The answers of the backend that mean overload. The caller classifies each answer by them.
     pub overloaded_by: OverloadAnswers,
@@ -297,15 +297,15 @@ impl Limiter {
         is_idle.then_some(self.last_activity)
     }
 
-    /// Returns `by` as this limit counts it.
+    /// Replaces a class or a customer that this limit does not distinguish.
     fn known(&self, by: Requester) -> Requester {
-        let class = by.class.min(MAX_CLASSES.saturating_sub(1));
+        let class = self.classes.clamp(by.class);
         let Some(most) = self.fair_keys else { return Requester { class, ..Requester::ANY } };
         let is_full = usize::try_from(most).unwrap_or(usize::MAX) <= self.queue.customers();
-        if is_full && !self.queue.knows(by.customer) {
+        if by.customer == 0 || is_full && !self.queue.knows(by.customer) {
             return Requester { class, customer: OTHERS, weight: 1 };
         }
-        Requester { class, ..by }
+        Requester { class, customer: by.customer, weight: by.weight.clamp(1, MAX_WEIGHT) }
     }
 
     fn acquire(
@@ -334,7 +334,7 @@ impl Limiter {
         effects.push(LimiterEffect::Queue(self.queue.push(deadline, lifetime, by)));
     }
 
-    /// Returns the permits that may be in flight when a request of `class` is admitted, plus one.
+    /// Returns the number of requests in flight from which `class` is no longer admitted.
     fn part(&self, class: u8) -> u32 {
         self.classes.part(self.limit(), class)
     }

@@ -1,15 +1,15 @@
 //! The queue of requests that wait for a permit, in the order of class and fair share.
 //!
 //! The waiting requests of one class and customer are a *flow*. A free permit goes to the first class
-//! with a waiting request. In it, it goes to the flow whose customer then has the fewest permits for
-//! its weight, and among equals to the one that waited longest for a turn.
+//! with a waiting request. In it, it goes to the flow whose customer, with this permit, would have the
+//! fewest permits per unit of weight, and among equals to the one that waited longest for a turn.
 //!
 //! | formula, for customers with weights 1 and 4 that have 1 and 5 permits | worked row |
 //! |---|---|
 //! | level = ⌊(permits + 1)·2^20 / weight⌋ | 2·2^20 and 1.5·2^20: the second one is served |
 //!
 //! A full queue makes room for a request of an earlier class, or of a customer with fewer waiting
-//! requests for its weight: the newest request of the longest flow of the last class leaves.
+//! requests for its weight, also counting the new request: the newest request of the longest flow of the last class leaves.
 //!
 //! Guarantees:
 //! - One flow is first in, first out.
@@ -24,7 +24,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::requester::{MAX_CLASSES, MAX_WEIGHT, Requester};
+use super::requester::{MAX_CLASSES, Requester};
 use crate::units::Nanos;
 
 /// The number of a waiting request in its queue. Later tickets are larger.
@@ -59,7 +59,8 @@ type FlowId = (u8, u64);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Flow {
     tickets: BTreeSet<QueueTicket>,
-    turn: Turn,
+    /// `None` until it is in `turns`.
+    turn: Option<Turn>,
     backlog: u64,
 }
 
@@ -105,7 +106,10 @@ impl WaitQueue {
     ) -> QueueTicket {
         let ticket = QueueTicket(self.next_ticket);
         self.next_ticket = self.next_ticket.saturating_add(1);
-        self.change_customer(by, |customer| customer.waiting = customer.waiting.saturating_add(1));
+        self.change_customer(by.customer, |customer| {
+            customer.weight = by.weight;
+            customer.waiting = customer.waiting.saturating_add(1);
+        });
         self.waiters.insert(ticket, QueueWaiter { deadline, lifetime, by });
         self.deadlines.insert((deadline, ticket));
         self.change_flow((by.class, by.customer), |tickets| tickets.insert(ticket));
@@ -144,14 +148,19 @@ impl WaitQueue {
 
     /// Counts a permit of the customer of `by`.
     pub(super) fn admitted(&mut self, by: Requester) {
-        self.change_customer(by, |customer| customer.permits = customer.permits.saturating_add(1));
+        self.change_customer(by.customer, |customer| {
+            if customer.weight == 0 {
+                customer.weight = by.weight;
+            }
+            customer.permits = customer.permits.saturating_add(1);
+        });
     }
 
     /// Counts the end of a permit of `customer`.
     pub(super) fn released(&mut self, customer: u64) {
-        let Some(Customer { weight, .. }) = self.customers.get(&customer).copied() else { return };
-        let by = Requester { class: 0, customer, weight };
-        self.change_customer(by, |customer| customer.permits = customer.permits.saturating_sub(1));
+        if self.knows(customer) {
+            self.change_customer(customer, |its| its.permits = its.permits.saturating_sub(1));
+        }
     }
 
     fn take(&mut self, ticket: QueueTicket) -> Option<QueueWaiter> {
@@ -159,29 +168,28 @@ impl WaitQueue {
         let by = waiter.by;
         self.deadlines.remove(&(waiter.deadline, ticket));
         self.change_flow((by.class, by.customer), |tickets| tickets.remove(&ticket));
-        self.change_customer(by, |customer| customer.waiting = customer.waiting.saturating_sub(1));
+        self.change_customer(by.customer, |its| its.waiting = its.waiting.saturating_sub(1));
         Some(waiter)
     }
 
-    /// Changes the numbers of the customer of `by`, and the turns of its flows.
-    fn change_customer(&mut self, by: Requester, change: impl FnOnce(&mut Customer)) {
-        if by.customer == 0 {
+    /// Changes the numbers of a customer, and the turns of its flows.
+    fn change_customer(&mut self, id: u64, change: impl FnOnce(&mut Customer)) {
+        if id == 0 {
             return;
         }
-        let customer = self.customers.entry(by.customer).or_default();
+        let customer = self.customers.entry(id).or_default();
         let before = (customer.permits, customer.weight);
-        customer.weight = by.weight.clamp(1, MAX_WEIGHT);
         change(customer);
         let Customer { waiting, permits, weight } = *customer;
         if waiting == 0 && permits == 0 {
-            self.customers.remove(&by.customer);
+            self.customers.remove(&id);
         }
         if waiting == 0 || before == (permits, weight) {
             return;
         }
         for class in 0..MAX_CLASSES {
-            if self.flows.contains_key(&(class, by.customer)) {
-                self.change_flow((class, by.customer), |_| true);
+            if self.flows.contains_key(&(class, id)) {
+                self.change_flow((class, id), |_| true);
             }
         }
     }
@@ -192,8 +200,9 @@ impl WaitQueue {
         let Customer { weight, permits, .. } =
             known.unwrap_or(Customer { weight: 1, ..Customer::default() });
         let flow = self.flows.entry(id).or_default();
-        let is_new = flow.tickets.is_empty();
-        self.turns.remove(&flow.turn);
+        if let Some(turn) = flow.turn {
+            self.turns.remove(&turn);
+        }
         self.backlogs.remove(&(class, flow.backlog, customer));
         change(&mut flow.tickets);
         if flow.tickets.is_empty() {
@@ -201,12 +210,13 @@ impl WaitQueue {
             return;
         }
         let level = if customer == 0 { 0 } else { scaled(permits.saturating_add(1), weight) };
-        if is_new || flow.turn.level != level {
-            flow.turn = Turn { class, level, since: self.next_turn, customer };
+        let turn = flow.turn.filter(|turn| turn.level == level).unwrap_or_else(|| {
             self.next_turn = self.next_turn.saturating_add(1);
-        }
+            Turn { class, level, since: self.next_turn, customer }
+        });
+        flow.turn = Some(turn);
         flow.backlog = scaled(flow.tickets.len(), weight);
-        self.turns.insert(flow.turn);
+        self.turns.insert(turn);
         self.backlogs.insert((class, flow.backlog, customer));
     }
 }

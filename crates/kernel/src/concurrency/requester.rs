@@ -1,14 +1,14 @@
-//! Who asks for a permit: the class and the customer of a request.
+//! The class and the customer of a request for a permit.
 //!
 //! A class is admitted while all requests in flight are below its part of the limit:
 //!
 //! | formula, for a limit of 10 | worked row |
 //! |---|---|
 //! | part = ⌊limit·percent / 100⌋, at least 1 if the limit is not 0 | `batch`, 50 %: 5 |
-//! | admit iff in flight < part | 5 in flight: `batch` waits, `critical` (100 %) is admitted |
+//! | admit while in flight < part | 5 in flight: `batch` waits, `critical` (100 %) is admitted |
 //!
 //! Guarantees:
-//! - A class has at least the part of every class behind it.
+//! - The part of a class is at least the part of every later class.
 
 /// The most classes of one limit.
 pub const MAX_CLASSES: u8 = 8;
@@ -60,6 +60,12 @@ impl ClassParts {
     #[must_use]
     pub fn percents(&self) -> &[u8] {
         self.percents.get(..usize::from(self.len)).unwrap_or_default()
+    }
+
+    /// Returns `class`, or the last class if there is no such one.
+    #[must_use]
+    pub fn clamp(&self, class: u8) -> u8 {
+        class.min(self.len.saturating_sub(1))
     }
 
     /// Returns the part of `limit` that `class` may fill.

@@ -62,8 +62,7 @@ impl AnyCounter<'_> {
     /// Charges `hits` beside `occupied` hits, which are outstanding and not charged. Decides as if the
     /// occupied hits were charged now. A denial charges nothing.
     ///
-    /// Leases of `duration` may end without being spent. So `hits` that an empty counter allows are
-    /// never denied for good.
+    /// If only occupied hits prevent the charge, the retry-after is `duration` plus the longest reset.
     pub fn charge_beside(
         &mut self,
         now: Nanos,

@@ -7,8 +7,8 @@
 //!  spend      no store call
 //! ```
 //!
-//! **Bound.** Call hits *outstanding* if they were charged
-//! and a replica may still spend them. In any interval:
+//! **Bound.** Call hits *outstanding* if a replica borrowed them and may still spend them. In any
+//! interval:
 //!
 //! ```text
 //! hits allowed by the fleet  <=  hits the limit allows  +  hits outstanding at the start
@@ -18,12 +18,12 @@
 //! With `max_overshoot: 0` on a fixed window, leases end with their window. No hits
 //! are outstanding when a window begins, so no window allows more than the limit.
 //!
-//! With `max_overshoot: 0` and another strategy, leases are *exact*: outstanding hits are not charged
+//! With `max_overshoot: 0` and another strategy, leases are *occupying*: outstanding hits are not charged
 //! when they are leased. They *occupy* the limit, which means that the store decides as if all of
 //! them were charged now. They are charged when the replica reports them as spent, or after the
 //! lease expired. Then no interval allows more hits than the limit.
 //!
-//! **Proof.** Each allowed hit was charged exactly once: directly, or when it was leased. Thus a
+//! **Proof**, for leases that are charged when granted. Each allowed hit was charged exactly once: directly, or when it was leased. Thus a
 //! hit allowed in an interval was charged in it, or was outstanding at the start. The strategy
 //! enforces the limit on the hits that were charged and not returned. A returned hit frees room
 //! for one other hit, and was itself outstanding at the start or charged in the interval. It is
@@ -43,7 +43,7 @@
 //! late and repeated messages therefore change no count. A message that certainly never left the
 //! replica is undone, unless the replica wrote a newer one.
 //!
-//! **Proof for exact leases.** At every instant the counter allows all outstanding hits at once.
+//! **Proof for occupying leases.** At every instant the counter allows all outstanding hits at once.
 //! - Time only frees hits of the counter. A charge or a grant is allowed beside all outstanding
 //!   hits. A report and an expiry move hits from the outstanding ones to the counter, so the sum is
 //!   unchanged.
@@ -54,7 +54,8 @@
 //! Guarantees:
 //! - The bound above holds while the store keeps its state, its clock never jumps forward, and
 //!   clocks drift by at most 1,000 ppm.
-//! - A crashed replica withholds its balance from others only until the lease expires.
+//! - A crashed replica withholds its balance from others only until the lease expires. With occupying
+//!   leases, the balance is charged then, and counts for up to the longest reset of the limit more.
 
 pub mod balance;
 pub mod counter;
@@ -91,7 +92,7 @@ pub enum Overshoot {
     InWindow,
     /// At most this many hits. They occupy the limit, so no hit is allowed above it. Not for fixed
     /// windows: their counters grant no such leases.
-    Exact(Hits),
+    Occupying(Hits),
 }
 
 /// One start of a replica. After a restart, the store treats the process as another replica.

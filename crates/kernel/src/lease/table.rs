@@ -9,7 +9,7 @@
 //! | by budget: ⌊budget·demand / total⌋ − kept, at most budget − outstanding | 75, at most 80 |
 //! | granted = the minimum of both and `wanted` | 30 |
 //!
-//! [Exact](Overshoot::Exact) leases occupy the limit. Example: 40 hits are left, and 20 are
+//! [Occupying](Overshoot::Occupying) leases occupy the limit. Example: 40 hits are left, and 20 are
 //! outstanding. A check for 10 hits is charged, and up to 10 hits are granted. When 20 hits are
 //! reported as spent, they are charged.
 //!
@@ -21,9 +21,8 @@
 //!   charge.
 //! - The budget does not limit the hits of a check itself: they are spent at once, never
 //!   outstanding.
-//!
-//! - The next message for a key charges the hits of its expired exact leases. The table is kept
-//!   until such a charge would be past.
+//! - The next message for a key charges the hits of its expired occupying leases. The table is kept
+//!   until hits charged at the expiry would no longer count.
 //!
 //! Not covered:
 //! - The clock, which is the store's and must not jump forward.
@@ -73,7 +72,7 @@ struct LeaseRecord {
     /// spent first, so the remaining ones belong to the newest charge as far as possible.
     newest: (ChargeLocation, Hits),
     demand: Hits,
-    /// The instant at which the record is deleted; not before `expires_at`.
+    /// The instant from which the record has no effect; not before `expires_at`.
     forget_at: Nanos,
 }
 
@@ -115,7 +114,7 @@ impl LeaseTable {
         }
         let mut reply = if record.last_message == borrow.number {
             let outstanding = self.outstanding(now).plus(record.balance_at(now));
-            let occupied = if is_exact(terms, counter) { outstanding } else { Hits(0) };
+            let occupied = if is_occupying(terms, counter) { outstanding } else { Hits(0) };
             repeat_reply(&mut record, counter, terms, now, borrow, occupied)
         } else {
             self.apply_new(&mut record, counter, terms, now, borrow)
@@ -150,13 +149,13 @@ impl LeaseTable {
         self.records.iter().map(|record| record.forget_at).max().unwrap_or_default()
     }
 
-    /// Removes expired records. Charges the hits of exact leases, which may have been spent.
+    /// Removes expired records. Charges the hits of occupying leases, which may have been spent.
     fn remove_expired(&mut self, counter: &mut AnyCounter, terms: &LeaseTerms, now: Nanos) {
-        let is_exact = is_exact(terms, counter);
+        let is_occupying = is_occupying(terms, counter);
         let mut spent = Hits(0);
         self.records.retain(|record| {
-            let is_kept = now < if is_exact { record.expires_at } else { record.forget_at };
-            if is_exact && !is_kept && now < record.forget_at {
+            let is_kept = now < if is_occupying { record.expires_at } else { record.forget_at };
+            if is_occupying && !is_kept && now < record.forget_at {
                 spent = spent.plus(record.balance);
             }
             is_kept
@@ -187,8 +186,8 @@ impl LeaseTable {
         now: Nanos,
         borrow: &BorrowRequest,
     ) -> BorrowReply {
-        let is_exact = is_exact(terms, counter);
-        record.apply_report(counter, is_exact, now, borrow);
+        let is_occupying = is_occupying(terms, counter);
+        record.apply_report(counter, is_occupying, now, borrow);
         let kept = record.balance;
         let occupied = self.outstanding(now).plus(kept);
         let mut step = charge_own(counter, terms, now, occupied, borrow.hits);
@@ -197,7 +196,7 @@ impl LeaseTable {
         if record.is_allowed {
             let most = self.max_grant(record, terms, now, headroom_of(step).remaining, counter);
             let hits = borrow.wanted.min(most);
-            let room = if is_exact {
+            let room = if is_occupying {
                 record.list_grant(hits);
                 Some(counter.headroom_beside(now, occupied.plus(hits)))
             } else {
@@ -208,7 +207,7 @@ impl LeaseTable {
         let valid_for = lease_duration(terms, counter, headroom_of(step));
         record.expires_at = now.plus(valid_for);
         record.forget_at = now.plus(terms.duration);
-        if is_exact {
+        if is_occupying {
             record.forget_at = record.forget_at.plus(counter.longest_reset());
         }
         BorrowReply {
@@ -237,8 +236,8 @@ impl LeaseTable {
         match terms.overshoot {
             Overshoot::InWindow if counter.has_windows() => by_limit,
             Overshoot::InWindow => Hits(0),
-            Overshoot::Exact(_) if counter.has_windows() => Hits(0),
-            Overshoot::AtMost(budget) | Overshoot::Exact(budget) => {
+            Overshoot::Occupying(_) if counter.has_windows() => Hits(0),
+            Overshoot::AtMost(budget) | Overshoot::Occupying(budget) => {
                 let unused = budget.less(self.outstanding(now)).less(record.balance);
                 let by_budget =
                     proportional_share(budget, record.demand, others).less(record.balance);
@@ -254,18 +253,18 @@ impl LeaseRecord {
     }
 
     /// Applies the replica's report of its balance. Refunds the returned hits, or charges the spent
-    /// hits of an exact lease.
+    /// hits of an occupying lease.
     fn apply_report(
         &mut self,
         counter: &mut AnyCounter,
-        is_exact: bool,
+        is_occupying: bool,
         now: Nanos,
         borrow: &BorrowRequest,
     ) {
         let listed = self.balance_at(now);
         let kept = listed.min(borrow.balance);
         let left = listed.min(kept.plus(borrow.returned));
-        if is_exact {
+        if is_occupying {
             counter.charge_spent(now, listed.less(left).less(self.unsettled(borrow)));
             self.newest = Default::default();
         } else {
@@ -327,11 +326,11 @@ impl LeaseRecord {
 }
 
 /// Returns `true` for leases whose hits occupy the limit.
-const fn is_exact(terms: &LeaseTerms, counter: &AnyCounter) -> bool {
-    matches!(terms.overshoot, Overshoot::Exact(_)) && !counter.has_windows()
+const fn is_occupying(terms: &LeaseTerms, counter: &AnyCounter) -> bool {
+    matches!(terms.overshoot, Overshoot::Occupying(_)) && !counter.has_windows()
 }
 
-/// Charges a check's own hits, beside the `occupied` hits of exact leases.
+/// Charges a check's own hits, beside the `occupied` hits of occupying leases.
 fn charge_own(
     counter: &mut AnyCounter,
     terms: &LeaseTerms,
@@ -339,7 +338,7 @@ fn charge_own(
     occupied: Hits,
     own: Hits,
 ) -> CounterDecision {
-    if is_exact(terms, counter) {
+    if is_occupying(terms, counter) {
         counter.charge_beside(now, (occupied, terms.duration), own)
     } else {
         counter.charge(now, own)
@@ -347,7 +346,7 @@ fn charge_own(
 }
 
 /// Replies to a repeated message with the first result, as far as it is still valid. `occupied` are
-/// the outstanding hits of exact leases.
+/// the outstanding hits of occupying leases.
 fn repeat_reply(
     record: &mut LeaseRecord,
     counter: &mut AnyCounter,

@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - In any interval, allowed hits <= limit + hits outstanding at its start.
 //! - Hits outstanding <= `max_overshoot`.
-//! - With exact leases, allowed hits <= limit.
+//! - With occupying leases, allowed hits <= limit.
 //! - The same simulation refutes a smaller bound and each flawed design.
 
 use std::ops::Range;
@@ -51,7 +51,7 @@ fn all_kinds() -> impl Iterator<Item = Kind> {
     CHARGED_KINDS.into_iter().chain(EXACT_KINDS)
 }
 
-/// Counts the simulations in which some interval exceeds the bound. For exact leases, that is the
+/// Counts the simulations in which some interval exceeds the bound. For occupying leases, that is the
 /// limit alone.
 fn refuted(kinds: &[Kind], flaw: LeaseFlaw, runs_each: u64) -> usize {
     let is_above = |kind: &Kind, result: &SimulationResult| {

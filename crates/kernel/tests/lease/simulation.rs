@@ -76,7 +76,7 @@ pub enum LeaseFlaw {
     PutBackThoughVoided,
     /// Returned hits are restored although their message was sent.
     UndoneThoughSent,
-    /// The lease table is deleted when all its leases have expired, so exact leases are not charged.
+    /// The lease table is deleted when all its leases have expired, so occupying leases are not charged.
     ForgottenAtExpiry,
     /// A check without a lease is charged without a look at the lease table.
     ChargedBesideLeases,
@@ -203,7 +203,7 @@ impl LeaseSimulation {
         let overshoot = match kind {
             Kind::CoupledWindow | Kind::CoupledCalendar => Overshoot::InWindow,
             Kind::ExactGcra | Kind::ExactWindow | Kind::ExactLog => {
-                Overshoot::Exact(Hits(1 + dice.up_to(most)))
+                Overshoot::Occupying(Hits(1 + dice.up_to(most)))
             }
             _ => Overshoot::AtMost(Hits(1 + dice.up_to(most))),
         };
@@ -343,7 +343,8 @@ impl LeaseSimulation {
         if self.flaw != LeaseFlaw::None {
             return;
         }
-        if let Overshoot::AtMost(budget) | Overshoot::Exact(budget) = self.store.terms.overshoot {
+        if let Overshoot::AtMost(budget) | Overshoot::Occupying(budget) = self.store.terms.overshoot
+        {
             assert!(outstanding <= budget.0, "{outstanding} out of {budget}");
         }
         for replica in &self.replicas {

@@ -47,7 +47,7 @@ impl LeaseStore {
     /// Charges a check without borrowing.
     pub fn charge(&mut self, now: Nanos, hits: Hits) -> CounterDecision {
         match self.terms.overshoot {
-            Overshoot::Exact(_) => self.charge_beside_leases(now, hits),
+            Overshoot::Occupying(_) => self.charge_beside_leases(now, hits),
             _ => self.charge_counter(now, hits),
         }
     }
@@ -66,7 +66,7 @@ impl LeaseStore {
     pub fn budget(&self) -> u64 {
         match self.terms.overshoot {
             Overshoot::AtMost(hits) => hits.0,
-            Overshoot::InWindow | Overshoot::Exact(_) => 0,
+            Overshoot::InWindow | Overshoot::Occupying(_) => 0,
         }
     }
 }

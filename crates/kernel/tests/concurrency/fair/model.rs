@@ -209,6 +209,15 @@ fn no_order_of_events_breaks_a_law_of_classes() {
     explore(&[(1, 1, 1), (1, 1, 1), (1, 1, 1), (1, 1, 1), (0, 2, 1), (1, 3, 1), (0, 2, 1)], 38_917);
 }
 
+/// Requests without a customer count as one customer.
+#[test]
+fn no_order_of_events_breaks_a_law_without_customers() {
+    explore(
+        &[(1, 0, 1), (0, 0, 1), (1, 2, 1), (0, 0, 1), (1, 0, 1), (0, 3, 1), (0, 0, 1)],
+        132_238,
+    );
+}
+
 #[test]
 fn no_order_of_events_breaks_a_law_of_fair_shares() {
     explore(&[(0, 1, 1), (0, 1, 1), (0, 1, 1), (0, 1, 1), (0, 1, 1), (0, 2, 2), (0, 3, 1)], 91_735);

@@ -136,7 +136,7 @@ impl LeaseModel {
     fn max_above_limit(&self) -> i64 {
         match self.overshoot {
             Overshoot::AtMost(budget) => i64::try_from(budget.0).unwrap(),
-            Overshoot::InWindow | Overshoot::Exact(_) => 0,
+            Overshoot::InWindow | Overshoot::Occupying(_) => 0,
         }
     }
 
@@ -238,7 +238,7 @@ impl Model for LeaseModel {
             Property::always("within budget", |model: &Self, state: &LeaseModelState| match model
                 .overshoot
             {
-                Overshoot::AtMost(budget) | Overshoot::Exact(budget) => {
+                Overshoot::AtMost(budget) | Overshoot::Occupying(budget) => {
                     state.store.book.outstanding(state.now) <= budget
                 }
                 Overshoot::InWindow => true,

@@ -168,7 +168,7 @@ fn encode_terms(message: &LeaseMessage) -> Vec<u8> {
     let budget = match terms.overshoot {
         Overshoot::AtMost(hits) => encode_double(hits.0.min(u32::MAX.into())),
         Overshoot::InWindow => (-1.0_f64).to_le_bytes(),
-        Overshoot::Exact(hits) => {
+        Overshoot::Occupying(hits) => {
             let hits = u32::try_from(hits.0).unwrap_or(u32::MAX);
             (-2.0 - f64::from(hits)).to_le_bytes()
         }

@@ -80,7 +80,7 @@ local all_keys, messages, replies, read = KEYS, ARGV[2], {}, 0
 -- whose values were read, and the keys written since.
 local read_values, value_index, read_to, written = nil, 0, 0, {}
 -- The limit record of the last message, and the fields after it: the lease settings and the
--- replica. Then `is_exact`, and for exact leases `longest_reset` in ticks.
+-- replica. Then `is_exact`, and for occupying leases `longest_reset` in ticks.
 local settings_of, budget, term, replica
 local exact, longest = false, 0
 KEYS = {}
@@ -113,7 +113,7 @@ for m = 1, #all_keys / 2 do
     end
   end
   local its_granted, kept_balance, outstanding, valid_for = 0, 0, 0, 0
-  -- For exact leases: the hits that occupy the limit, and those of expired leases.
+  -- For occupying leases: the hits that occupy the limit, and those of expired leases.
   local occupied, expired, expired_at = 0, 0, nil
   local continued = strategy == 1 and CONTINUE or nil
   local stored_counter, stored_table = read_values[value_index], read_values[value_index + 1]

@@ -61,7 +61,7 @@ local RESERVE, SETTLE, SETTLE_HELD, CANCEL, RENEW, CHARGE, TOP_UP = 0, 1, 2, 3, 
 local OPEN, CORRECTABLE, FINAL = 0, 1, 2
 local CALENDAR, PREPAID = 1, 2
 local EXACT, FOREVER = 2 ^ 53, 2 ^ 60
-local MAX_HOLDS, MAX_ENTRIES, KEPT_PERIODS = 65536, 131072, 32
+local MAX_HOLDS, KEPT_PERIODS = 65536, 32
 local TOP_UP_KNOWN_FOR = 7776000000000
 -- Fewer ended ids are not purged: one purge for each call would cost more than the call.
 local PURGED_FROM = 16
@@ -110,7 +110,7 @@ for i = 1, size do
     _, budget.has_usage, budget.older_count, budget.held, budget.credit, budget.holds, budget.count,
       budget.open_until, budget.purge_at, budget.kept_until, budget.start, budget.settled,
       budget.requests, budget.expired, budget.excess = unpack('<BBBdddddddddddd', head)
-    is_due = is_due or budget.open_until <= now or MAX_ENTRIES <= budget.count
+    is_due = is_due or budget.open_until <= now
       or budget.purge_at <= now and PURGED_FROM <= budget.count - budget.holds
   else
     if 0 < call('HLEN', key) then
@@ -205,7 +205,7 @@ end
 -- `insert`, for the id of this call
 local function insert(budget, state, amount, period, deadline)
   if not budget.entry then
-    -- The lowest score is that of the ended id with the first deadline.
+    -- `MAX_ENTRIES`. The lowest score is that of the ended id with the first deadline.
     if 131072 <= budget.count then forget(budget, redis.call('ZRANGE', budget.set, 0, 0)) end
     budget.count = budget.count + 1
   end

@@ -12,7 +12,7 @@ function put_record(key, replica, other_count, others_kept_until, kept_until, re
   end
   table_expires_at = others_kept_until + others_kept_until - now
   local rest = {pack(HEAD, TAG, table_expires_at)}
-  -- The record of an exact lease ends with the lease.
+  -- The record of an occupying lease ends with the lease.
   local ends = exact and 16 or 8
   for i = HEAD_BYTES + 1, #lease_table, RECORD_BYTES do
     if i ~= position and now < unpack('<d', lease_table, i + ends) then
@@ -36,7 +36,7 @@ function headroom_beside(occupied, continued)
 end
 
 -- `charge_own`, and `charge_beside` of crates/kernel/src/lease/counter.rs: charges `hits` beside the
--- `occupied` hits of exact leases.
+-- `occupied` hits of occupying leases.
 function charge_own(hits, occupied, continued)
   if not exact then return charge_counter(CHARGE, hits, continued) end
   local code, remaining, retry, reset = charge_counter(CHARGE, 0, continued)
@@ -68,7 +68,7 @@ end
       end
     end
 
-    -- `remove_expired`: charges the hits of expired exact leases, and then removes these hits from
+    -- `remove_expired`: charges the hits of expired occupying leases, and then removes these hits from
     -- the lease table. If that write fails, they are charged twice, never forgotten.
     if expired_at and is_readable then
       charge_counter(CHARGE, remaining < expired and remaining or expired, continued)
@@ -92,7 +92,7 @@ end
     end
     local old_balance = now < its_valid_until and its_balance or 0
 
-    -- `repeat_reply`, and `peek_then_charge`: the reply to a message that was applied before.
+    -- `repeat_reply`, and `charge_own`: the reply to a message that was applied before.
     if number == its_number then
       code, remaining, retry, reset = charge_counter(QUERY, its_allowed == 1 and 0 or own,
         continued)
@@ -115,7 +115,7 @@ end
       break
     end
 
-    -- `apply_report`. An exact lease charges the hits that were spent.
+    -- `apply_report`. An occupying lease charges the hits that were spent.
     kept_balance = reported_balance
     if old_balance < kept_balance then kept_balance = old_balance end
     local left, returned = kept_balance + returned_hits, 0

@@ -3,7 +3,7 @@
 //!
 //! Guarantees:
 //! - If the look finds limits over, only these are charged.
-//! - Both steps have one common deadline.
+//! - Each step ends within half of `store.timeout`.
 //!
 //! Not covered:
 //! - Atomicity: concurrent checks may each pass the look. A limit that is over only at the charge
