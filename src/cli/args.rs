@@ -18,7 +18,8 @@ use super::admin_client::LOCAL_ADMIN_PORT;
 use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 pub use ask::AskArgs;
 pub use budget::{
-    BudgetCommand, BudgetExportArgs, BudgetShowArgs, BudgetTarget, BudgetTopUpArgs, ExportFormat,
+    BudgetCommand, BudgetExportArgs, BudgetListArgs, BudgetPlace, BudgetShowArgs, BudgetTarget,
+    BudgetTopUpArgs, ExportFormat,
 };
 pub use parse::parse;
 pub use setting_flags::SettingFlags;
@@ -59,7 +60,7 @@ pub enum Command {
     /// Show or change the rows of a table that limits read: 0 done, 1 no such row, 2 failed.
     #[command(subcommand)]
     Table(TableCommand),
-    /// Show or export budgets, or add to a prepaid one.
+    /// List, show or export budgets, or add to a prepaid one.
     #[command(subcommand)]
     Budget(BudgetCommand),
     /// Record the checks of a replica, or import Envoy's access log: 0 recorded, 2 failed.

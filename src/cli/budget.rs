@@ -1,4 +1,4 @@
-//! Implements `sluicegate budget`: shows and exports budgets, and adds to prepaid ones.
+//! Implements `sluicegate budget`: lists, shows and exports budgets, and adds to prepaid ones.
 
 use std::fmt::Write as _;
 use std::io;
@@ -8,22 +8,33 @@ use serde_json::Value;
 
 use crate::config::budget::MILLIONTHS;
 
-use super::args::{BudgetCommand, BudgetTarget, BudgetTopUpArgs, ExportFormat};
+use super::args::{BudgetCommand, BudgetPlace, BudgetTarget, BudgetTopUpArgs, ExportFormat};
+use super::top::printable;
 use super::{CommandOutcome, Terminal, admin_client};
 
 /// The first line of an export as CSV.
 const CSV_HEAD: &str = "budget,path,unit,period_start,settled,requests,expired\n";
+
+/// The columns of a list.
+const LIST_HEAD: [&str; 7] =
+    ["DOMAIN", "BUDGET", "AMOUNT", "SETTLED", "HELD", "USED", "SPENT AT THIS RATE"];
 
 pub(super) fn budget(
     command: &BudgetCommand,
     terminal: &mut Terminal<'_>,
 ) -> io::Result<CommandOutcome> {
     let done = match command {
-        BudgetCommand::Show(args) => read(&args.target).map(|page| describe_all(&page)),
-        BudgetCommand::Export(args) => read(&args.target).map(|page| match args.format {
-            ExportFormat::Csv => to_csv(&page),
-            ExportFormat::Json => format!("{page}\n"),
-        }),
+        BudgetCommand::List(args) => read(&[], &args.place).map(|page| to_table(&page)),
+        BudgetCommand::Show(args) => {
+            let BudgetTarget { descriptors, place } = &args.target;
+            read(descriptors, place).map(|page| describe_all(&page))
+        }
+        BudgetCommand::Export(args) => {
+            read(&args.descriptors, &args.place).map(|page| match args.format {
+                ExportFormat::Csv => to_csv(&page),
+                ExportFormat::Json => format!("{page}\n"),
+            })
+        }
         BudgetCommand::TopUp(args) => top_up(args),
     };
     match done {
@@ -38,8 +49,9 @@ pub(super) fn budget(
     }
 }
 
-fn read(target: &BudgetTarget) -> Result<Value, String> {
-    let BudgetTarget { descriptors, domain, server } = target;
+/// Reads the budgets of the descriptors; without any, the list of the replica.
+fn read(descriptors: &[String], place: &BudgetPlace) -> Result<Value, String> {
+    let BudgetPlace { domain, server } = place;
     let domain = domain.iter().map(|domain| ("domain", &**domain));
     let mut parameters: Vec<_> = domain.collect();
     parameters.extend(descriptors.iter().map(|descriptor| ("descriptor", &**descriptor)));
@@ -50,7 +62,7 @@ fn read(target: &BudgetTarget) -> Result<Value, String> {
 
 fn top_up(args: &BudgetTopUpArgs) -> Result<String, String> {
     let BudgetTopUpArgs { amount, id, reason, target } = args;
-    let BudgetTarget { descriptors, domain, server } = target;
+    let BudgetTarget { descriptors, place: BudgetPlace { domain, server } } = target;
     let parameters = [("amount", &**amount), ("id", id), ("reason", reason)];
     let domain = domain.as_deref().unwrap_or_default();
     let reply = admin_client::post_change(server, "top_up", domain, descriptors, &parameters)?;
@@ -68,10 +80,49 @@ fn budgets(page: &Value) -> impl Iterator<Item = &Value> {
     page["budgets"].as_array().into_iter().flatten()
 }
 
-fn describe_all(page: &Value) -> String {
+fn warnings(page: &Value) -> impl Iterator<Item = String> {
     let findings = page["findings"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    let findings = findings.map(|finding| format!("warning: {finding}\n"));
-    budgets(page).map(describe).chain(findings).collect()
+    findings.map(|finding| format!("warning: {finding}\n"))
+}
+
+fn describe_all(page: &Value) -> String {
+    budgets(page).map(describe).chain(warnings(page)).collect()
+}
+
+/// Returns a line for each budget.
+fn to_table(page: &Value) -> String {
+    let mut rows = vec![LIST_HEAD.map(str::to_owned)];
+    rows.extend(budgets(page).map(to_row));
+    if rows.len() == 1 {
+        return "no request of this replica met a budget since its start\n".to_owned();
+    }
+    let mut widths = [0; LIST_HEAD.len()];
+    for row in &rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let line = |row: &[String; LIST_HEAD.len()]| {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}  "));
+        cells.collect::<String>().trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).chain(warnings(page)).collect()
+}
+
+fn to_row(budget: &Value) -> [String; LIST_HEAD.len()] {
+    let text = |name: &str| printable(budget[name].as_str().unwrap_or_default());
+    let number = |name: &str| budget[name].as_u64().unwrap_or(0);
+    let used = number("settled_number").saturating_add(number("held_number"));
+    let used = match number("amount_number") {
+        0 => "-".to_owned(),
+        amount => format!("{}%", u128::from(used) * 100 / u128::from(amount)),
+    };
+    let spent = match instant(&budget["spent_unix_ms"]) {
+        Some(_) if number("amount_number") <= number("settled_number") => "now".to_owned(),
+        spent => spent.unwrap_or_else(|| "-".to_owned()),
+    };
+    let [amount, settled, held] = ["amount", "settled", "held"].map(text);
+    [text("domain"), text("descriptor"), amount, settled, held, used, spent]
 }
 
 /// Describes a budget in lines such as `  settled  12.50 usd`.

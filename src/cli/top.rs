@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use super::args::{TopArgs, TopFormat};
 use super::{CommandOutcome, Terminal, admin_client};
+pub(super) use table::printable;
 use table::{TopPage, table};
 
 /// The interval between two reads of a live table.

@@ -84,6 +84,32 @@ fn budget_show_and_export_print_what_requests_cost() {
 }
 
 #[test]
+fn budgets_are_listed_and_exported_without_a_name() {
+    for_a_day_with_a_minute_left();
+    let dir = tempfile::tempdir().unwrap();
+    let service = start(&dir);
+    let none = said(&budget(&service, &["list"]));
+    assert_eq!(none, "no request of this replica met a budget since its start\n");
+    assert_eq!(charge(&service, ("org", "small"), 120), 200);
+    assert_eq!(charge(&service, ("org", "acme"), 1_250), 200);
+    assert_eq!(charge(&service, ("customer", "unpaid"), 1), 429);
+    let list = said(&budget(&service, &["list", "--domain", "llm"]));
+    let lines: Vec<_> = list.lines().map(|it| it.split("  ").filter(|it| !it.is_empty())).collect();
+    let cells: Vec<Vec<_>> = lines.into_iter().map(|it| it.map(str::trim).collect()).collect();
+    let head = ["DOMAIN", "BUDGET", "AMOUNT", "SETTLED", "HELD", "USED", "SPENT AT THIS RATE"];
+    assert_eq!(cells[0], head);
+    let unpaid = ["llm", "customer=unpaid", "0 usd", "0.002 usd", "0 usd", "-", "-"];
+    assert_eq!(cells[1], unpaid, "a denied charge counts, so this budget is overdrawn");
+    let spent = ["llm", "org=acme", "1k tokens", "1250 tokens", "0 tokens", "125%", "now"];
+    assert_eq!(cells[2], spent);
+    assert_eq!(cells[3][..6], ["llm", "org=small", "1k tokens", "120 tokens", "0 tokens", "12%"]);
+    assert_eq!(said(&budget(&service, &["list", "--domain", "other"])), none);
+    let csv = said(&budget(&service, &["export"]));
+    let charged: Vec<_> = csv.lines().skip(1).map(|it| it.split(',').nth(4).unwrap()).collect();
+    assert_eq!(charged, ["0.002000", "1250", "120"], "{csv}");
+}
+
+#[test]
 fn json_checks_reserve_and_settle() {
     for_a_day_with_a_minute_left();
     let dir = tempfile::tempdir().unwrap();

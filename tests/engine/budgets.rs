@@ -9,6 +9,8 @@
 //! | a failed call is not repeated | `lost_replies_leave_no_hold_and_lose_no_settle` |
 //! | only the last rule of a descriptor counts | `a_descriptor_reserves_in_the_budgets_of_all_its_entries` |
 
+mod met;
+
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -24,6 +26,7 @@ use sluicegate::engine::{
 };
 use sluicegate::kernel::budget::{Amount, Ended};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, Reason, Verdict};
+use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Hits, Nanos};
 use sluicegate::store::budgets::{BudgetCall, BudgetReply};
 use sluicegate::store::lease::{LeaseMessage, LeaseOutcome};

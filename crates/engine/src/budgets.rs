@@ -14,6 +14,7 @@
 //! - If the store fails, the strictest `on_store_failure` of the budgets decides. A settle or charge
 //!   that fails is repeated until the store replies, at most for the time limit ([`retries`]).
 //! - A budget that is reserved and never settled is a finding ([`watch`]).
+//! - The budgets that requests met last are listed ([`met`]).
 //!
 //! Not covered:
 //! - What a budget holds and charges (see [`crate::kernel::budget`]).
@@ -22,6 +23,7 @@
 mod calls;
 mod guard;
 mod learned;
+mod met;
 mod plan;
 mod retries;
 mod start;
@@ -42,6 +44,7 @@ use crate::kernel::units::Nanos;
 
 pub(crate) use guard::HeldBudgets;
 pub(crate) use learned::LearnedCosts;
+pub(crate) use met::MetBudgets;
 pub(crate) use retries::Retries;
 pub(crate) use start::BudgetAnswer;
 pub use watch::SettleFinding;
@@ -98,6 +101,13 @@ pub struct BudgetStatus {
 }
 
 impl BudgetStatus {
+    /// Returns the settled and held part of the amount, in millionths. It may be above 1,000,000.
+    #[must_use]
+    pub fn used_millionths(&self) -> u128 {
+        let used = self.view.usage.settled.0.saturating_add(self.view.held.0);
+        u128::from(used) * 1_000_000 / u128::from(self.total.0.max(1))
+    }
+
     /// Returns the instant at which the budget is spent if requests cost as much as they did since the
     /// start of the period. `None` if that is after its end, or if nothing was settled.
     #[must_use]

@@ -38,7 +38,7 @@ use sluicegate_telemetry as telemetry;
 
 use crate::actions::{AuditLog, OperatorActions};
 use crate::active_config::ActiveConfig;
-use crate::budgets::{LearnedCosts, Retries, SettleWatch};
+use crate::budgets::{LearnedCosts, MetBudgets, Retries, SettleWatch};
 use crate::clock::Clock;
 use crate::concurrency::ConcurrencyLimits;
 use crate::concurrency::DEFAULT_MAX_BUCKETS;
@@ -106,6 +106,7 @@ pub struct Engine {
     proxies: Proxies,
     table_states: Arc<TableStates>,
     learned_costs: LearnedCosts,
+    met_budgets: MetBudgets,
     settle_watch: SettleWatch,
     retries: Retries,
 }
@@ -176,6 +177,7 @@ impl Engine {
             proxies: Proxies::default(),
             table_states: Arc::default(),
             learned_costs: LearnedCosts::default(),
+            met_budgets: MetBudgets::default(),
             settle_watch: SettleWatch::default(),
             retries: Retries::default(),
         }

@@ -102,7 +102,8 @@ fn cut(text: &str) -> String {
     }
 }
 
-fn printable(text: &str) -> String {
+/// Replaces control characters.
+pub(in crate::cli) fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
 }
 

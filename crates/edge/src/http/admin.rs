@@ -93,7 +93,11 @@ const PATHS: [(&str, &str); 32] = [
         "POST: sets the amount of ?table=t&id=i&column=c&amount=600&for=1h&reason=text in a table",
     ),
     ("/unset", "POST: ends the amount that was set for ?table=t&id=i&column=c&reason=text"),
-    ("/budgets", "the budgets of ?domain=d&descriptor=k=v,k2=v2 and their last periods, as JSON"),
+    (
+        "/budgets",
+        "the budgets that requests of this replica met (?domain=d&limit=100), or those of \
+         ?domain=d&descriptor=k=v,k2=v2, and their last periods, as JSON",
+    ),
     (
         "/top_up",
         "POST: adds to the prepaid budget of ?domain=d&descriptor=k=v&amount=20+usd&id=invoice-2026-11-0001&reason=text",

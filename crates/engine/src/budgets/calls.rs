@@ -155,9 +155,18 @@ impl Engine {
         let Some(plan) = BudgetPlan::new(&config, check, self.clock.now()) else {
             return Ok(Vec::new());
         };
+        self.read_planned(&config, &plan, timeout).await
+    }
+
+    pub(super) async fn read_planned(
+        &self,
+        config: &ActiveConfig,
+        plan: &BudgetPlan<'_>,
+        timeout: Option<Nanos>,
+    ) -> Result<Vec<BudgetStatus>, CheckError> {
         let (id, action) = (HoldId(0, 0), BudgetAction::Read);
-        let call = PlannedCall { plan: &plan, id, action, amounts: zeros(&plan) };
-        Ok(statuses(&plan, &self.call_planned(&config, &call, timeout).await?))
+        let call = PlannedCall { plan, id, action, amounts: zeros(plan) };
+        Ok(statuses(plan, &self.call_planned(config, &call, timeout).await?))
     }
 
     /// Learns the costs of a request that settled for the first time.

@@ -51,6 +51,7 @@ impl Engine {
         if most < plan.budgets.len() {
             return Err(CheckError::TooManyDescriptors { got: plan.budgets.len(), most });
         }
+        self.met_budgets.add(plan.budgets.iter().map(|budget| &budget.key));
         let answer = match budgets {
             BudgetUse::Reserve(reserve) => self.reserve(config, &plan, reserve, deadline).await?,
             BudgetUse::Charge => self.charge(config, &plan, deadline).await?,

@@ -3,6 +3,7 @@
 mod access;
 mod actions;
 mod audit;
+mod budgets;
 mod everything;
 mod live;
 mod recent;

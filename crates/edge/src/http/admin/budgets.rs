@@ -1,11 +1,12 @@
-//! Serves `/budgets` and `/top_up`: shows budgets, and adds to prepaid ones.
+//! Serves `/budgets` and `/top_up`: lists and shows budgets, and adds to prepaid ones.
 //!
 //! Guarantees:
+//! - A list has at most [`MAX_LISTED`] budgets. Those with the largest used share come first.
 //! - A top-up has an operator, a reason and an id, and an entry in the audit log. A repeated id
 //!   changes nothing, and is an error with another amount.
 //!
 //! Not covered:
-//! - A list of all budgets: a query names the budgets by descriptors.
+//! - A list of all budgets: it has those that requests of this replica met since its start.
 
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
@@ -18,6 +19,7 @@ use super::counter;
 use super::port::Admin;
 use crate::config::budget_amount::{self, AmountText};
 use crate::config::descriptor_text::{borrow_entries, format_entries};
+use crate::config::settings::DescriptorValues;
 use crate::engine::actions::AuditEntry;
 use crate::engine::budgets::{BudgetStatus, SettleFinding};
 use crate::engine::{CheckError, validate_id};
@@ -27,12 +29,17 @@ use crate::kernel::decision::{Check, Cost};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
 
+/// The most budgets of a list.
+const MAX_LISTED: usize = 1_000;
+
 /// The reason why a call fails: its status and a message for the operator.
 type Failure = (StatusCode, String);
 
 /// Serves `/budgets`.
 pub(super) async fn show(State(admin): State<Admin>, Query(query): Query<QueryPairs>) -> Response {
-    match read(&admin, query).await {
+    let has_descriptor = query.iter().any(|(name, _)| name == "descriptor");
+    let read = if has_descriptor { read(&admin, query).await } else { list(&admin, &query).await };
+    match read {
         Ok(body) => (JSON, body.to_string()).into_response(),
         Err(failure) => refuse(failure),
     }
@@ -53,12 +60,45 @@ async fn read(admin: &Admin, query: QueryPairs) -> Result<Value, Failure> {
     if budgets.is_empty() {
         return Err(bad("no budget matches; /explain shows the lookup".to_owned()));
     }
-    let mut body = budgets_json(&budgets, admin.engine.clock().now());
+    Ok(page(admin, &budgets))
+}
+
+async fn list(admin: &Admin, query: &QueryPairs) -> Result<Value, Failure> {
+    let (mut domain, mut limit) = (None, MAX_LISTED);
+    for (name, text) in query {
+        match &**name {
+            "domain" => domain = Some(&**text).filter(|text| !text.is_empty()),
+            "limit" => {
+                let number = text.parse().ok().filter(|limit| (1..=MAX_LISTED).contains(limit));
+                limit = number.ok_or_else(|| bad(format!("`limit` must be 1 to {MAX_LISTED}")))?;
+            }
+            other => {
+                let known = "use domain and limit, or domain and descriptor";
+                return Err(bad(format!("unknown parameter `{other}`; {known}")));
+            }
+        }
+    }
+    // The list would show the values that this setting hides.
+    let values = admin.engine.top_key_values();
+    if values != DescriptorValues::Shown {
+        let setting = format!("`telemetry.descriptor_values` is `{}`", values.word());
+        return Err(bad(format!("{setting}, so budgets are not listed; name a descriptor")));
+    }
+    let mut budgets = admin.engine.list_budgets(domain).await.map_err(|error| failed(&error))?;
+    let omitted = budgets.len().saturating_sub(limit);
+    budgets.truncate(limit);
+    let mut body = page(admin, &budgets);
+    body["omitted"] = omitted.into();
+    Ok(body)
+}
+
+fn page(admin: &Admin, budgets: &[BudgetStatus]) -> Value {
+    let mut body = budgets_json(budgets, admin.engine.clock().now());
     let is_shown = |path: &str| budgets.iter().any(|budget| *budget.path == *path);
     let findings = admin.engine.settle_findings().into_iter().filter(|(path, _)| is_shown(path));
     let finding = |(path, finding): (_, SettleFinding)| format!("{path}: {}", finding.text());
     body["findings"] = findings.map(finding).collect();
-    Ok(body)
+    body
 }
 
 async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
@@ -143,13 +183,19 @@ fn budget_json(budget: &BudgetStatus, now: Nanos) -> Value {
             "excess": text(usage.excess),
         })
     };
+    let (domain, entries) = CounterKey::parse_budget(budget.key.as_bytes()).unwrap_or_default();
     json!({
         "path": &**path,
         "unit": unit.to_string(),
         "key": CounterKey::describe(budget.key.as_bytes()),
+        "domain": domain,
+        "descriptor": format_entries(entries),
         "amount": text(*total),
+        "amount_number": total.0,
         "settled": text(view.usage.settled),
+        "settled_number": view.usage.settled.0,
         "held": text(view.held),
+        "held_number": view.held.0,
         "free": text(Amount(total.0.saturating_sub(used))),
         "open_holds": view.open_holds,
         "excess": text(view.usage.excess),
