@@ -1,5 +1,6 @@
 //! Drives the console in a real browser, against two replicas with Redis under load.
 
+mod budgets;
 mod tables;
 
 use std::path::{Path, PathBuf};

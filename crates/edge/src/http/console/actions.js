@@ -62,6 +62,17 @@ const ACTIONS = {
     query: (_, { table, id, column }) => ({ table, id, column }),
     done: (target) => `${rowText(target)} is that of the table again`,
   },
+  top_up: {
+    title: "Top up the budget",
+    path: "top_up",
+    fields: ["topUp"],
+    effect: (values, target) => `The amount of ${budgetText(target)} grows by ${values.amount || "…"}.`,
+    query: ({ amount, id }) => ({ amount, id }),
+    done: (target, { amount, id }, { added: isNew }) =>
+      isNew
+        ? `${amount} added to ${budgetText(target)}`
+        : `The top-up ${id} was made before, so nothing changed`,
+  },
   refund: {
     title: "Refund hits",
     path: "refund",
@@ -94,6 +105,10 @@ function rowText({ table, id, column }) {
   return `The amount ${column} of ${visible(id)} in ${table}`;
 }
 
+function budgetText({ domain, descriptor }) {
+  return `${visible(descriptor)} in ${domain}`;
+}
+
 function hitsText({ hits }) {
   return hits ? plural(Number(hits), "hit") : "…";
 }
@@ -122,6 +137,7 @@ const FIELDS = {
   descriptor: descriptorField,
   duration: durationField,
   hits: hitsField,
+  topUp: topUpFields,
 };
 
 function amountField() {
@@ -181,6 +197,40 @@ function durationField() {
   return [label("act-duration", "Duration"), input, el("datalist", { id: "act-durations" }, choices)];
 }
 
+function topUpFields({ unit }) {
+  const amount = el("input", {
+    type: "text",
+    name: "amount",
+    id: "act-amount",
+    required: true,
+    pattern: "\\d+(\\.\\d+)?[kMG]? +[A-Za-z_]+",
+    autocomplete: "off",
+    placeholder: `20 ${unit}`,
+    title: `A number and the unit, such as 20 ${unit}`,
+    "data-test": "act-amount",
+  });
+  const id = el("input", {
+    type: "text",
+    name: "id",
+    id: "act-id",
+    required: true,
+    minlength: 16,
+    maxlength: 128,
+    pattern: "[0-9A-Za-z._\\-]+",
+    value: `top-up-${randomHex()}`,
+    autocomplete: "off",
+    spellcheck: "false",
+    title: "0-9A-Za-z._-, such as the number of an invoice",
+    "data-test": "act-id",
+  });
+  return [label("act-amount", "Amount"), amount, label("act-id", "Id: a repeated one adds nothing"), id];
+}
+
+function randomHex() {
+  const bytes = crypto.getRandomValues(new Uint8Array(8));
+  return [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
 function hitsField() {
   const input = el("input", {
     type: "number",
@@ -216,8 +266,8 @@ function label(id, text) {
 
 /**
  * Asks for the details of a change and sends it. `target` is `{domain, descriptor, scope, limit}`,
- * with `requests` and `period` of its limit if they are known, or `{table, id, column}`. `onDone`
- * gets a sentence.
+ * with `requests` and `period` of its limit if they are known, `{table, id, column}`, or a budget.
+ * `onDone` gets a sentence.
  */
 export function openAction(name, target, onDone) {
   const action = ACTIONS[name];

@@ -82,20 +82,24 @@ function updateCell(cell, column, item) {
   cell.element.replaceChildren(...[column.cell(item)].flat().filter((child) => child != null));
 }
 
-/** A bar of the share of a limit that is used. */
+/** A bar of the share of a limit that is used, and perhaps of a settled part of it. */
 export class UsedBar {
   #bar = el("progress", { max: 1, value: 0 });
+  #part = el("progress", { max: 1, value: 0, hidden: true, "aria-hidden": "true" });
   #text = el("span", { class: "number" });
 
   constructor() {
-    this.element = el("span", { class: "used" }, this.#bar, this.#text);
+    this.element = el("span", { class: "used" }, el("span", { class: "bars" }, this.#bar, this.#part), this.#text);
   }
 
-  show(share, text) {
+  show(share, text, part = null) {
     const level = share == null ? "none" : share >= 1 ? "full" : share >= 0.8 ? "near" : "low";
     this.#bar.hidden = share == null;
     this.#bar.value = Math.min(1, share ?? 0);
     this.#bar.className = level;
+    this.#part.hidden = part == null;
+    this.#part.value = Math.min(1, part ?? 0);
+    this.#part.className = `part ${level}`;
     this.#bar.setAttribute("aria-label", `Share of the limit used: ${text}`);
     setText(this.#text, text);
   }
