@@ -64,11 +64,14 @@ if ! command -v chromedriver >/dev/null; then
 fi
 scripts/book.sh
 
+step "The examples in Python and Go"
+scripts/examples.sh
+
 # The checker compiles for three minutes, once.
 step "TLA+"
 scripts/specs.sh
 
-step "The tests of the chart, the compose file, the console and the book"
+step "The tests of the chart, the compose file, the console, the book and the examples"
 scripts/tiers.py verify
 
 step "all verified"

@@ -6,6 +6,7 @@
 //! - Every reference table lists exactly the items of the code.
 //! - Every relative link resolves.
 //! - Guides begin with an example and have one for every 200 words.
+//! - The examples of programs in Python, Go and Rust work.
 //! - Forty questions have their answers two clicks from the summary.
 //!
 //! Not covered:
@@ -14,6 +15,7 @@
 mod book;
 mod density;
 mod examples;
+mod programs;
 mod questions;
 mod reference;
 mod tables;
