@@ -105,10 +105,10 @@ fn the_go_example_reserves_and_settles() {
     assert_prepared(&folder.join("sluicegatev1"));
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("budgets");
-    let mut build = Command::new("go");
-    build.args(["build", "-o"]).arg(&program).arg(".").current_dir(folder);
-    build.env("GOMODCACHE", tools.join("mod")).env("GOCACHE", tools.join("build"));
-    let built = build.output().unwrap();
+    let mut compile = Command::new("go");
+    compile.args(["build", "-o"]).arg(&program).arg(".").current_dir(folder);
+    compile.env("GOMODCACHE", tools.join("mod")).env("GOCACHE", tools.join("build"));
+    let built = compile.output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     assert_reserves_and_settles(|| Command::new(&program));
 }
@@ -116,9 +116,9 @@ fn the_go_example_reserves_and_settles() {
 #[test]
 fn the_rust_example_reserves_and_settles() {
     // With the features of the other crates, as the tests, so that nothing else compiles anew.
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--locked", "--workspace", "--example", "budgets"]);
-    let built = build.current_dir(root()).output().unwrap();
+    let mut compile = Command::new(env!("CARGO"));
+    compile.args(["build", "--quiet", "--locked", "--workspace", "--example", "budgets"]);
+    let built = compile.current_dir(root()).output().unwrap();
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
     let folder = std::env::current_exe().unwrap();
     let program = folder.ancestors().nth(2).unwrap().join("examples/budgets");

@@ -49,17 +49,20 @@ fn met_budgets_are_listed_by_used_share() {
 }
 
 #[test]
-fn budgets_of_patterns_and_long_values_are_listed() {
+fn budgets_of_patterns_networks_and_long_values_are_listed() {
     let descriptors = "\
 - {key: org, value: 'a*', share_threshold: true, budget: {amount: 1k tokens, unit: hour}}
 - {key: user, budget: {amount: 2k tokens, unit: hour}}
+- {key: ip, network: 10.0.0.0/8, counter_per: /24, budget: {amount: 4k tokens, unit: hour}}
 ";
     let engine = engine_at("estimate: max_tokens", descriptors, false);
     let long = "x".repeat(1_000);
     assert!(charge(&engine, &[("org", "acme")], 5));
     assert!(charge(&engine, &[("user", &long)], 5));
+    assert!(charge(&engine, &[("ip", "10.1.2.3")], 5));
     let listed = listed(&engine, None);
-    assert!(listed[0].ends_with(": 5 of 1000") && listed[1].ends_with(": 5 of 2000"), "{listed:?}");
+    let amounts: Vec<_> = listed.iter().filter_map(|line| line.split(": ").nth(1)).collect();
+    assert_eq!(amounts, ["5 of 1000", "5 of 2000", "5 of 4000"], "{listed:?}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Settles, renews, tops up and reads budgets.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use smallvec::SmallVec;
 
 use super::plan::{BudgetPlan, PlannedBudget, model_of};
@@ -10,11 +12,15 @@ use super::{BudgetStatus, RequestUsage, SettleFinding, hold_id, top_up_id};
 use crate::active_config::ActiveConfig;
 use crate::config::budget::{BudgetRule, BudgetUnit, BudgetWindow};
 use crate::kernel::budget::{Amount, BudgetView, HoldId};
-use crate::kernel::decision::Check;
-use crate::kernel::units::Nanos;
+use crate::kernel::decision::{Check, Cost, Descriptor};
+use crate::kernel::key::CounterKey;
+use crate::kernel::units::{Hits, Nanos};
 use crate::store::budgets::{BudgetAction, BudgetOutcome, BudgetReply};
 use crate::telemetry::event::{BudgetEvent, Event as _};
 use crate::{CheckError, Engine};
+
+/// The most store calls of a list that run at once.
+const READS_AT_ONCE: usize = 32;
 
 impl Engine {
     /// Ends the holds of a request. Returns the budgets that it met.
@@ -158,7 +164,57 @@ impl Engine {
         self.read_planned(&config, &plan, timeout).await
     }
 
-    pub(super) async fn read_planned(
+    /// Returns the budgets that the last requests of this replica met, of one domain or of all, with
+    /// the usage of their last periods. Those with the largest used share come first. Omits budgets
+    /// that are no longer configured.
+    ///
+    /// Cost: a store call for each budget, because they may be in different slots of a Redis Cluster.
+    ///
+    /// # Errors
+    /// As [`Engine::settle`].
+    pub async fn list_budgets(
+        &self,
+        domain: Option<&str>,
+    ) -> Result<Vec<BudgetStatus>, CheckError> {
+        let config = self.active.load_full().ok_or(CheckError::NoConfig)?;
+        let mut budgets = Vec::new();
+        for keys in self.met_budgets.all().chunks(READS_AT_ONCE) {
+            let reads = keys.iter().map(|key| self.read_met(&config, key, domain));
+            for read in join_all(reads).await {
+                budgets.extend(read?);
+            }
+        }
+        budgets.sort_by(|a, b| {
+            let order = |it: &BudgetStatus| Reverse(it.used_millionths());
+            order(a).cmp(&order(b)).then_with(|| a.key.as_bytes().cmp(b.key.as_bytes()))
+        });
+        Ok(budgets)
+    }
+
+    /// Reads a budget by its key. `None` if the configuration or the domain does not have it.
+    async fn read_met(
+        &self,
+        config: &ActiveConfig,
+        key: &CounterKey,
+        wanted: Option<&str>,
+    ) -> Result<Option<BudgetStatus>, CheckError> {
+        let parsed = CounterKey::parse_budget(key.as_bytes());
+        let of_domain = |(domain, _): &(&str, _)| wanted.is_none_or(|wanted| wanted == *domain);
+        let Some((domain, entries)) = parsed.filter(of_domain) else { return Ok(None) };
+        let (entries, cost) = (entries.into_iter().collect(), Cost::Charge(Hits(0)));
+        let descriptors = std::iter::once(Descriptor { entries, cost, limit: None }).collect();
+        let check = Check { domain, descriptors };
+        let Some(mut plan) = BudgetPlan::new(config, &check, self.clock.now()) else {
+            return Ok(None);
+        };
+        plan.budgets.retain(|budget| budget.key == *key);
+        if plan.budgets.is_empty() {
+            return Ok(None);
+        }
+        Ok(self.read_planned(config, &plan, None).await?.pop())
+    }
+
+    async fn read_planned(
         &self,
         config: &ActiveConfig,
         plan: &BudgetPlan<'_>,
