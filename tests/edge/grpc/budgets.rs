@@ -15,6 +15,7 @@ use sluicegate::edge::grpc::budgets::api::{
     CancelRequest, GetBudgetsRequest, ReserveRequest, SettleRequest, TokenUsage,
 };
 use sluicegate::edge::grpc::permits::api::{Descriptor, Entry as PermitEntry};
+use sluicegate::edge::grpc::rls::PEEK_HEADER;
 use sluicegate::edge::health::Readiness;
 use sluicegate::engine::Engine;
 use sluicegate::kernel::units::Revision;
@@ -95,6 +96,21 @@ async fn rate_limit_calls_reserve_and_settle_with_one_id() {
     assert_eq!(amounts(&served).await, (1_000, 0));
     let spent = ask(&served, vec![descriptor(&[("org", "acme")], Some(0))]).await;
     assert_eq!(spent.overall_code(), RlsCode::OverLimit);
+}
+
+#[tokio::test]
+async fn a_peek_reserves_and_settles_nothing() {
+    let served = served(budget_engine(), Readiness::Ready).await;
+    for key in ["sluicegate.reserve", "sluicegate.settle"] {
+        let mut peek =
+            tonic::Request::new(request(vec![descriptor(&[("org", "acme"), (key, ID)], None)]));
+        peek.metadata_mut().insert(PEEK_HEADER, "1".parse().unwrap());
+        assert_eq!(served.ask(peek).await.unwrap().overall_code(), RlsCode::Ok);
+        assert_eq!(amounts(&served).await, (0, 0), "{key}");
+    }
+    let reserve = descriptor(&[("org", "acme"), ("sluicegate.reserve", ID)], None);
+    assert_eq!(ask(&served, vec![reserve]).await.overall_code(), RlsCode::Ok, "the id is free");
+    assert_eq!(amounts(&served).await, (0, 500));
 }
 
 #[tokio::test]

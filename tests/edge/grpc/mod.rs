@@ -152,7 +152,10 @@ impl Served {
         soon("the end of the server", self.server).await.unwrap()
     }
 
-    async fn ask(&self, request: RateLimitRequest) -> Result<RateLimitResponse, Status> {
+    async fn ask(
+        &self,
+        request: impl tonic::IntoRequest<RateLimitRequest>,
+    ) -> Result<RateLimitResponse, Status> {
         let mut client = RateLimitServiceClient::new(self.channel.clone());
         client.should_rate_limit(request).await.map(tonic::Response::into_inner)
     }

@@ -76,7 +76,7 @@ fn a_refused_info_is_logged_once() {
     for_a_day_with_a_minute_left();
     let (store, limits, began) = (Redis::start(), limits(1_000), now());
     store.command(&["ACL", "SETUSER", "default", "-info"]);
-    let service = serve(limits.path(), &store.url(), &[]);
+    let service = serve(limits.path(), &store.url(), &["--store-timeout", "9s"]);
     wait_until_ready(&service);
     lines_during(&service, || {
         store.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);

@@ -73,10 +73,12 @@ impl RateLimitService {
         let header = |name: &str| metadata.get(name)?.to_str().ok();
         let span = trace::check_span(Protocol::Grpc, &header);
         let call = reserved_keys::take_reserved(&mut request);
-        if call == Ok(ReservedCall::Plain) {
+        let is_peek = metadata.contains_key(PEEK_HEADER);
+        // A peek without its reserved keys: it acquires, reserves and settles nothing.
+        if call == Ok(ReservedCall::Plain) || is_peek && call.is_ok() {
             let decision = async {
                 let timeout = caller_timeout(metadata);
-                let reply = if metadata.contains_key(PEEK_HEADER) {
+                let reply = if is_peek {
                     Box::pin(self.peek(&request, timeout)).await
                 } else {
                     self.check(&request, timeout).await

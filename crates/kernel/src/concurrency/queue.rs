@@ -9,7 +9,8 @@
 //! | level = ⌊(permits + 1)·2^20 / weight⌋ | 2·2^20 and 1.5·2^20: the second one is served |
 //!
 //! A full queue makes room for a request of an earlier class, or of a customer with fewer waiting
-//! requests for its weight, also counting the new request: the newest request of the longest flow of the last class leaves.
+//! requests for its weight, also counting the new one. The newest request of the longest flow of the
+//! last class leaves.
 //!
 //! Guarantees:
 //! - One flow is first in, first out.

@@ -23,8 +23,9 @@
 //! them were charged now. They are charged when the replica reports them as spent, or after the
 //! lease expired. Then no interval allows more hits than the limit.
 //!
-//! **Proof**, for leases that are charged when granted. Each allowed hit was charged exactly once: directly, or when it was leased. Thus a
-//! hit allowed in an interval was charged in it, or was outstanding at the start. The strategy
+//! **Proof**, for leases that are charged when granted. Each allowed hit was charged exactly once:
+//! directly, or when it was leased. Thus a hit allowed in an interval was charged in it, or was
+//! outstanding at the start. The strategy
 //! enforces the limit on the hits that were charged and not returned. A returned hit frees room
 //! for one other hit, and was itself outstanding at the start or charged in the interval. It is
 //! never spent, because the replica removes it from its balance before it sends the message. It

@@ -206,7 +206,9 @@ end
 local function insert(budget, state, amount, period, deadline)
   if not budget.entry then
     -- `MAX_ENTRIES`. The lowest score is that of the ended id with the first deadline.
-    if 131072 <= budget.count then forget(budget, redis.call('ZRANGE', budget.set, 0, 0)) end
+    if 131072 <= budget.count then
+      forget(budget, redis.call('ZRANGEBYSCORE', budget.set, '-inf', '+inf', 'LIMIT', 0, 1))
+    end
     budget.count = budget.count + 1
   end
   budget.entry = struct.pack('<Bddd', state, amount, period, deadline)
