@@ -231,8 +231,12 @@ impl LeaseTrace {
         if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
         }
-        if self.dice.once_in(25) {
-            self.terms = terms(&mut self.dice, &self.limit);
+        // Leases that occupy the limit stay so. After such a change, an expired record counts as demand
+        // in Redis until its table is next written, which the kernel does at once.
+        let new = terms(&mut self.dice, &self.limit);
+        let occupies = |terms: &LeaseTerms| matches!(terms.overshoot, Overshoot::Occupying(_));
+        if self.dice.once_in(25) && occupies(&new) == occupies(&self.terms) {
+            self.terms = new;
         }
         let who = self.dice.pick(&[0, 0, 0, 1, 2, 3]);
         let message = self.message(name, who);

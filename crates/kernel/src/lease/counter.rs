@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::rate::fixed_window::{FixedWindow, WindowCount};
 use crate::rate::gcra::{Gcra, Tat};
-use crate::rate::limit::Tick;
+use crate::rate::limit::{EXACT_BOUND, Tick};
 use crate::rate::sliding_log::{ArrivalLog, SlidingLog};
 use crate::rate::sliding_window::{SlidingWindow, WindowPair};
 use crate::rate::{CounterDecision, Headroom};
@@ -74,8 +74,9 @@ impl AnyCounter<'_> {
             _ if hits == Hits(0) => unchanged,
             CounterDecision::ExceedsLimit(headroom) if hits <= self.max_at_once() => {
                 let (tick, longest) = self.tick_and_longest_reset();
-                let lease = tick.nanos(duration.0.div_ceil(tick.size().0));
-                CounterDecision::Deny { retry_after: lease.plus(longest), headroom }
+                let ticks = duration.0.div_ceil(tick.size().0).saturating_add(tick.floor(longest));
+                let retry_after = tick.nanos(ticks.min(EXACT_BOUND.saturating_sub(1)));
+                CounterDecision::Deny { retry_after, headroom }
             }
             CounterDecision::Allow(_) => self.charge(now, hits),
             denial => denial,

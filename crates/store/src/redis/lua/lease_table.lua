@@ -48,6 +48,7 @@ function charge_own(hits, occupied, continued)
       code, remaining, retry, reset = charge_counter(CHARGE, hits, continued)
     elseif code == NEVER and hits <= (strategy == 1 and burst or limit) then
       code, retry = DENY, ceil(term / tick) + longest
+      if EXACT <= retry then retry = EXACT - 1 end
     end
   end
   remaining, reset = headroom_beside(occupied, continued)
