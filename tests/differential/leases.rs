@@ -132,6 +132,16 @@ impl LeaseTrace {
         Self { dice, now: START, limit, terms, model, book, views }
     }
 
+    /// A trace without leases that occupy the limit, whose limit may change.
+    fn charged(kind: Kind, mut dice: Dice) -> Self {
+        loop {
+            let trace = Self::new(kind, Dice::new(dice.roll()));
+            if !occupies(&trace.terms) {
+                return trace;
+            }
+        }
+    }
+
     fn wait(&mut self) {
         let (tick, span, term) =
             (self.limit.tick().size().0, span(&self.limit).0, self.terms.duration.0);
@@ -228,13 +238,14 @@ impl LeaseTrace {
     }
 
     fn step_now(&mut self, kind: Kind, name: &str) -> (LeaseMessage, Nanos, LeaseOutcome) {
-        if kind == Kind::Calendar || self.dice.once_in(25) {
+        // Not compared: a changed limit with leases that occupy it.
+        let is_changed = self.dice.once_in(25) && !occupies(&self.terms);
+        if kind == Kind::Calendar || is_changed {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
         }
         // Leases that occupy the limit stay so. After such a change, an expired record counts as demand
         // in Redis until its table is next written, which the kernel does at once.
         let new = terms(&mut self.dice, &self.limit);
-        let occupies = |terms: &LeaseTerms| matches!(terms.overshoot, Overshoot::Occupying(_));
         if self.dice.once_in(25) && occupies(&new) == occupies(&self.terms) {
             self.terms = new;
         }
@@ -244,6 +255,10 @@ impl LeaseTrace {
         self.apply_reply(who, message.clone(), lent);
         (message, self.now, lent)
     }
+}
+
+const fn occupies(terms: &LeaseTerms) -> bool {
+    matches!(terms.overshoot, Overshoot::Occupying(_))
 }
 
 fn terms(dice: &mut Dice, limit: &Strategy) -> LeaseTerms {
