@@ -132,16 +132,6 @@ impl LeaseTrace {
         Self { dice, now: START, limit, terms, model, book, views }
     }
 
-    /// A trace without leases that occupy the limit, whose limit may change.
-    fn charged(kind: Kind, mut dice: Dice) -> Self {
-        loop {
-            let trace = Self::new(kind, Dice::new(dice.roll()));
-            if !occupies(&trace.terms) {
-                return trace;
-            }
-        }
-    }
-
     fn wait(&mut self) {
         let (tick, span, term) =
             (self.limit.tick().size().0, span(&self.limit).0, self.terms.duration.0);
@@ -238,16 +228,11 @@ impl LeaseTrace {
     }
 
     fn step_now(&mut self, kind: Kind, name: &str) -> (LeaseMessage, Nanos, LeaseOutcome) {
-        // Not compared: a changed limit with leases that occupy it.
-        let is_changed = self.dice.once_in(25) && !occupies(&self.terms);
-        if kind == Kind::Calendar || is_changed {
+        if kind == Kind::Calendar || self.dice.once_in(25) {
             self.limit = kind.limit(&mut self.dice, self.now, Some(&self.limit));
         }
-        // Leases that occupy the limit stay so. After such a change, an expired record counts as demand
-        // in Redis until its table is next written, which the kernel does at once.
-        let new = terms(&mut self.dice, &self.limit);
-        if self.dice.once_in(25) && occupies(&new) == occupies(&self.terms) {
-            self.terms = new;
+        if self.dice.once_in(25) {
+            self.terms = terms(&mut self.dice, &self.limit);
         }
         let who = self.dice.pick(&[0, 0, 0, 1, 2, 3]);
         let message = self.message(name, who);
@@ -255,10 +240,6 @@ impl LeaseTrace {
         self.apply_reply(who, message.clone(), lent);
         (message, self.now, lent)
     }
-}
-
-const fn occupies(terms: &LeaseTerms) -> bool {
-    matches!(terms.overshoot, Overshoot::Occupying(_))
 }
 
 fn terms(dice: &mut Dice, limit: &Strategy) -> LeaseTerms {

@@ -24,7 +24,7 @@ fn batched_messages_of_mixed_limits_match_the_kernel() {
         let mut dice = Dice::new(seed ^ number << 32);
         // Two of the limits have the same kind, and several messages of a batch are for one key.
         let kinds = [Kind::Gcra, Kind::Gcra, Kind::Fixed, Kind::Calendar, Kind::Sliding, Kind::Log];
-        let mut generators = kinds.map(|kind| LeaseTrace::charged(kind, Dice::new(dice.roll())));
+        let mut generators = kinds.map(|kind| LeaseTrace::new(kind, Dice::new(dice.roll())));
         for step in 0..STEPS {
             let who = usize::try_from(dice.up_to(generators.len() as u64 - 1)).unwrap();
             generators[who].wait();
@@ -54,7 +54,7 @@ fn batched_messages_of_one_limit_match_the_kernel() {
     for number in 0..traces(TRACES) {
         let mut dice = Dice::new(seed ^ number << 32);
         let mut generators: Vec<_> =
-            (0..8).map(|_| LeaseTrace::charged(Kind::Gcra, Dice::new(dice.roll()))).collect();
+            (0..8).map(|_| LeaseTrace::new(Kind::Gcra, Dice::new(dice.roll()))).collect();
         for step in 0..STEPS {
             generators[0].wait();
             let (now, limit) = (generators[0].now, generators[0].limit);

@@ -25,7 +25,7 @@
 --                 double number, hits, want, demand, balance, returned hits, lease
 -- ARGV[r + 2]   record r, as in head.lua; its act and hits are not used. Then follow
 --                 double budget      the most outstanding hits; -1 if leases end with their window;
---                                    -2 - hits if the leases are exact
+--                                    -2 - hits if leases occupy the limit
 --                 double term        the lease duration in microseconds
 --                 8 bytes            the replica's incarnation
 --
@@ -80,9 +80,9 @@ local all_keys, messages, replies, read = KEYS, ARGV[2], {}, 0
 -- whose values were read, and the keys written since.
 local read_values, value_index, read_to, written = nil, 0, 0, {}
 -- The limit record of the last message, and the fields after it: the lease settings and the
--- replica. Then `is_exact`, and for occupying leases `longest_reset` in ticks.
+-- replica. Then `is_occupying`, and for occupying leases `longest_reset` in ticks.
 local settings_of, budget, term, replica
-local exact, longest = false, 0
+local occupying, longest = false, 0
 KEYS = {}
 for m = 1, #all_keys / 2 do
   if MAX_READ <= read then break end
@@ -106,15 +106,15 @@ for m = 1, #all_keys / 2 do
     end
     current_record, settings_of = its_record, its_record
     budget, term, replica = unpack('<ddc8', record, #record - 23)
-    exact, longest = budget < -1 and strategy ~= 2 and strategy ~= 3, 0
-    if budget < -1 then budget = exact and -2 - budget or 0 end
-    if exact then
+    occupying, longest = budget < -1 and strategy ~= 2 and strategy ~= 3, 0
+    if budget < -1 then budget = occupying and -2 - budget or 0 end
+    if occupying then
       longest = strategy == 1 and ceil(burst * period / limit) or strategy == 4 and 2 * period or period
     end
   end
   local its_granted, kept_balance, outstanding, valid_for = 0, 0, 0, 0
   -- For occupying leases: the hits that occupy the limit, and those of expired leases.
-  local occupied, expired, expired_at = 0, 0, nil
+  local occupied, expired = 0, 0
   local continued = strategy == 1 and CONTINUE or nil
   local stored_counter, stored_table = read_values[value_index], read_values[value_index + 1]
   value_index = value_index + 2
@@ -124,7 +124,7 @@ for m = 1, #all_keys / 2 do
   -- one burst. This block is the shortest form of gcra.lua. MGET also finds no string if the value
   -- has another type; the later write detects that.
   local code, remaining, retry, reset, is_plain
-  if continued and returned_hits == 0 and stored_counter ~= nil and not exact then
+  if continued and returned_hits == 0 and stored_counter ~= nil and not occupying then
     if derived_for ~= current_record then
       derived_for, capacity, at = current_record, burst * period, (now - now % tick) / tick
       limit_bytes = pack('<I4dI4I4', limit, period, burst, tick)
@@ -160,7 +160,7 @@ for m = 1, #all_keys / 2 do
     lease_table = stored_table or try('GET', table_key) or EMPTY
     local first, its_replica
     position, is_stale, read = nil, false, read + #lease_table / RECORD_BYTES
-    if #lease_table == HEAD_BYTES + RECORD_BYTES and not exact then
+    if #lease_table == HEAD_BYTES + RECORD_BYTES and not occupying then
       -- Fast path for the usual case: no other replica has a lease.
       first, table_expires_at, its_replica, its_kept_until, its_valid_until, its_balance,
         its_demand, its_number, its_lease, its_mark, its_fresh, its_granted, its_allowed =
@@ -179,12 +179,8 @@ for m = 1, #all_keys / 2 do
         unpack(OTHER_RECORD, lease_table, i)
       if kept_until <= now then
         is_stale = true
-      elseif exact and valid_until <= now then
-        is_stale = true
-        if 0 < balance then
-          expired, expired_at = expired + balance, expired_at or {}
-          expired_at[#expired_at + 1] = i
-        end
+      elseif occupying and valid_until <= now then
+        is_stale, expired = true, expired + balance
       elseif its_replica == replica then
         position, its_kept_until, its_valid_until = i, kept_until, valid_until
         its_balance, its_demand = balance, its_need

@@ -9,5 +9,5 @@ local derived_for, capacity, at, limit_bytes, tenth, most_debt, tag
 -- the expiry of the stored state.
 local CONTINUE, debt, is_unwritten, stored_expiry = {}, nil, nil, nil
 
-local charge_counter, locate_charge, refund, put_record, charge_own, headroom_beside
+local charge_counter, locate_charge, refund, put_record, charge_own, headroom_beside, remove_expired
 

@@ -1,5 +1,17 @@
 -- Continues the loop of borrow.lua: applies one message to its counter and to its lease table.
 --
+-- Returns the header and the records of the lease table, without expired records and without that at
+-- `skipped`. The record of an occupying lease ends with the lease.
+local function valid_records(skipped)
+  local all, ends = {pack(HEAD, TAG, table_expires_at)}, occupying and 16 or 8
+  for i = HEAD_BYTES + 1, #lease_table, RECORD_BYTES do
+    if i ~= skipped and now < unpack('<d', lease_table, i + ends) then
+      all[#all + 1] = string.sub(lease_table, i, i + RECORD_BYTES - 1)
+    end
+  end
+  return all
+end
+
 -- `put_record`: stores the sender's record `record_bytes`, unless the lease table is full.
 -- `other_count` is the number of other replicas' records, and `others_kept_until` their latest
 -- expiry.
@@ -11,18 +23,27 @@ function put_record(key, replica, other_count, others_kept_until, kept_until, re
     return
   end
   table_expires_at = others_kept_until + others_kept_until - now
-  local rest = {pack(HEAD, TAG, table_expires_at)}
-  -- The record of an occupying lease ends with the lease.
-  local ends = exact and 16 or 8
-  for i = HEAD_BYTES + 1, #lease_table, RECORD_BYTES do
-    if i ~= position and now < unpack('<d', lease_table, i + ends) then
-      rest[#rest + 1] = string.sub(lease_table, i, i + RECORD_BYTES - 1)
-    end
-  end
-  rest[#rest + 1] = replica .. record_bytes
-  lease_table = table.concat(rest)
+  local all = valid_records(position)
+  all[#all + 1] = replica .. record_bytes
+  lease_table = table.concat(all)
   call('SET', key, lease_table, 'PXAT', expiry(table_expires_at - now))
   position, is_stale = #lease_table - RECORD_BYTES + 1, false
+end
+
+-- `remove_expired`, for occupying leases: charges the hits of expired ones, then removes their records.
+-- If that write fails, the hits are charged twice, never forgotten.
+function remove_expired(key, hits, remaining, continued)
+  if 0 < hits then charge_counter(CHARGE, remaining < hits and remaining or hits, continued) end
+  local own = position and string.sub(lease_table, position, position + RECORD_BYTES - 1)
+  local all = valid_records(position)
+  all[#all + 1] = own
+  lease_table, is_stale = table.concat(all), false
+  position = own and #lease_table - RECORD_BYTES + 1
+  if #lease_table == HEAD_BYTES then
+    call('DEL', key)
+  else
+    call('SET', key, lease_table, 'PXAT', expiry(table_expires_at - now))
+  end
 end
 
 -- `headroom_beside`, crates/kernel/src/lease/counter.rs: the headroom as if `occupied` hits were
@@ -38,7 +59,7 @@ end
 -- `charge_own`, and `charge_beside` of crates/kernel/src/lease/counter.rs: charges `hits` beside the
 -- `occupied` hits of occupying leases.
 function charge_own(hits, occupied, continued)
-  if not exact then return charge_counter(CHARGE, hits, continued) end
+  if not occupying then return charge_counter(CHARGE, hits, continued) end
   local code, remaining, retry, reset = charge_counter(CHARGE, 0, continued)
   if 0 < hits then
     local its_debt, its_expiry = debt, stored_expiry
@@ -61,7 +82,7 @@ end
     -- the message.
     if not is_plain then
       KEYS[1] = counter_key
-      code, remaining, retry, reset = charge_counter((continued or exact) and CHARGE or QUERY, 0,
+      code, remaining, retry, reset = charge_counter(continued and CHARGE or QUERY, 0,
         stored_counter or nil)
       if code == STALE or code == UNREADABLE then
         remaining, reset, its_granted, outstanding = 0, 0, 0, 0
@@ -69,13 +90,8 @@ end
       end
     end
 
-    -- `remove_expired`: charges the hits of expired occupying leases, and then removes these hits from
-    -- the lease table. If that write fails, they are charged twice, never forgotten.
-    if expired_at and is_readable then
-      charge_counter(CHARGE, remaining < expired and remaining or expired, continued)
-      for i = 1, #expired_at do
-        call('SETRANGE', table_key, format('%d', expired_at[i] + 23), '\0\0\0\0')
-      end
+    if occupying and is_stale and is_readable then
+      remove_expired(table_key, expired, remaining, continued)
       code, remaining, retry, reset = charge_counter(QUERY, 0, continued)
     end
 
@@ -97,10 +113,10 @@ end
     if number == its_number then
       code, remaining, retry, reset = charge_counter(QUERY, its_allowed == 1 and 0 or own,
         continued)
-      if exact then occupied = outstanding + old_balance end
+      if occupying then occupied = outstanding + old_balance end
       if its_allowed == 1 then
         code, retry = ALLOW, 0
-        if exact then remaining, reset = headroom_beside(occupied) end
+        if occupying then remaining, reset = headroom_beside(occupied) end
       elseif code == ALLOW or 0 < occupied then
         code, remaining, retry, reset = charge_own(own, occupied)
       end
@@ -121,7 +137,7 @@ end
     if old_balance < kept_balance then kept_balance = old_balance end
     local left, returned = kept_balance + returned_hits, 0
     if old_balance < left then left = old_balance end
-    if exact then
+    if occupying then
       local spent = old_balance - left
       if lease ~= 0 and lease ~= its_lease then spent = spent - its_granted end
       if remaining < spent then spent = remaining end
@@ -129,7 +145,7 @@ end
       its_mark, its_fresh, occupied = 0, 0, outstanding + kept_balance
     end
     if left < its_fresh then its_fresh = left end
-    if lease == its_lease and not exact then
+    if lease == its_lease and not occupying then
       returned = left - kept_balance
       if its_fresh < returned then returned = its_fresh end
     end
@@ -145,7 +161,7 @@ end
 
     -- `apply_new`: if nothing was charged, the debt of the last step is still valid. A changed debt
     -- is written later, together with the grant.
-    if exact then
+    if occupying then
       code, remaining, retry, reset = charge_own(own, occupied, continued)
     elseif not is_plain then
       if not continued or own ~= 0 or returned_hits ~= 0 then
@@ -182,7 +198,7 @@ end
       -- `grant`.
       local hits = want
       if most < hits then hits = most end
-      if exact and 0 < hits then
+      if occupying and 0 < hits then
         its_lease, its_granted, its_balance = number, hits, its_balance + hits
         remaining, reset = headroom_beside(occupied + hits, continued)
       elseif continued and 0 < hits then
