@@ -22,7 +22,7 @@ CONSTANTS
     Budget,     \* max_overshoot; not used if Coupled
     Bucket,     \* TRUE: a debt that drains by one hit per tick. FALSE: windows
     Coupled,    \* leases end with their window
-    Exact,      \* outstanding hits occupy the limit, and are charged when they are reported
+    Occupying,      \* outstanding hits occupy the limit, and are charged when they are reported
     Length,     \* ticks per window
     Term,       \* lifetime of a lease in ticks
     Messages,   \* maximum messages per replica
@@ -59,7 +59,7 @@ NoHits == [balance |-> 0, left |-> 0, lease |-> 0, flight |-> 0, age |-> 0, next
 
 \* Hits that an interval from now on allows at once. If leases end with their window, outstanding
 \* hits allow nothing: they would exceed the limit.
-Allowed(out) == Limit + (IF Coupled \/ Exact THEN 0 ELSE IF Less = 0 THEN out ELSE Budget - Less)
+Allowed(out) == Limit + (IF Coupled \/ Occupying THEN 0 ELSE IF Less = 0 THEN out ELSE Budget - Less)
 
 Init ==
     /\ pos = 0 /\ count = 0
@@ -151,7 +151,7 @@ Back(q, r, kept, fresh) ==
 
 \* The hits that the limit and the budget leave for a lease, with `charged` hits charged.
 Most(q, r, kept, charged) ==
-    LET law == Limit - charged - IF Exact /\ Flaw # "unheld" THEN Out - r.held + kept ELSE 0
+    LET law == Limit - charged - IF Occupying /\ Flaw # "unseen" THEN Out - r.held + kept ELSE 0
         budget == Budget - (Out - r.held) - kept
     IN Max(0, Min(q.want, IF Coupled THEN law ELSE Min(law, budget)))
 
@@ -166,19 +166,19 @@ Spent(q, r, kept) ==
     ELSE Max(0, r.held - kept - q.returned - (IF Flaw = "frees_all" THEN r.granted ELSE unsettled))
 
 \* The outstanding hits that the sender of a message does not report as spent or returned.
-Occupied(r, kept) == IF Exact /\ Flaw # "unheld" THEN Out - r.held + kept ELSE 0
+Occupied(r, kept) == IF Occupying /\ Flaw # "unseen" THEN Out - r.held + kept ELSE 0
 
 \* A new message. \E binds the values, so each is computed once.
 Turn(q, r) ==
     \E kept \in {Min(r.held, q.held)} :
     \E fresh \in {Min(r.fresh, Min(r.held, kept + q.returned))} :
-    \E back \in {IF Exact THEN 0 ELSE Back(q, r, kept, fresh)} :
-    \E before \in {IF Exact THEN count + Spent(q, r, kept) ELSE Max(0, count - back)} :
+    \E back \in {IF Occupying THEN 0 ELSE Back(q, r, kept, fresh)} :
+    \E before \in {IF Occupying THEN count + Spent(q, r, kept) ELSE Max(0, count - back)} :
     \E passed \in {before + q.hits + Occupied(r, kept) <= Limit} :
     \E own \in {IF passed THEN q.hits ELSE 0} :
     \E most \in {IF passed THEN Most(q, r, kept, before + own) ELSE 0} :
     \E g \in 0 .. most :
-        /\ count' = before + own + IF Exact THEN 0 ELSE g
+        /\ count' = before + own + IF Occupying THEN 0 ELSE g
         /\ room' = room - own
         /\ book' = [book EXCEPT ![q.m] =
                 [num |-> q.num, lease |-> IF g = 0 THEN r.lease ELSE q.num, held |-> kept + g,
@@ -223,7 +223,7 @@ Tick ==
     \E rolls \in {pos + 1 = Length} :
     \E older \in {[m \in Members |-> Older(book[m])]} :
     \E out \in {Sum(Members, [m \in Members |-> older[m].held])} :
-    \E expired \in {IF Exact /\ Flaw # "expiry_forgets" THEN Out - out ELSE 0} :
+    \E expired \in {IF Occupying /\ Flaw # "expiry_forgets" THEN Out - out ELSE 0} :
         /\ pos' = IF rolls \/ Bucket THEN 0 ELSE pos + 1
         /\ book' = older
         /\ ledger' = [m \in Members |-> Aged(ledger[m])]
@@ -260,11 +260,11 @@ Listed == \A m \in Members :
 
 \* Every hit that was allowed or can be spent was charged or outstanding. Only returned hits are
 \* uncharged.
-Charged == Less # 0 \/ Exact \/ Limit + Sum(Members, Balances) <= count + room
+Charged == Less # 0 \/ Occupying \/ Limit + Sum(Members, Balances) <= count + room
 
-\* With Exact: the limit has room for all outstanding hits, and they were not charged.
-Occupies == ~Exact \/ count + Out <= Limit
-Covered == ~Exact \/ Limit + Sum(Members, Balances) <= count + room + Out
+\* With Occupying: the limit has room for all outstanding hits, and they were not charged.
+Occupies == ~Occupying \/ count + Out <= Limit
+Covered == ~Occupying \/ Limit + Sum(Members, Balances) <= count + room + Out
 
 WithinLaw == 0 <= count /\ count <= Limit
 

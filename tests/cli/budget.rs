@@ -153,6 +153,8 @@ fn a_top_up_pays_for_requests_once() {
     other[3] = "30 usd";
     let other = refused(&budget(&service, &other));
     assert!(other.contains("was used for a top-up of 20 usd, so nothing changed"), "{other}");
+    let both = refused(&top_up(&["customer=acme", "customer=big"]));
+    assert!(both.contains("a top-up is for one `descriptor`"), "{both}");
     // 5,000 tokens at 0.002 usd.
     assert_eq!(charge(&service, ("customer", "acme"), 5_000), 200);
     let shown = said(&budget(&service, &["show", "customer=acme"]));

@@ -3,7 +3,7 @@
 mod budgets;
 mod tables;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use serde_json::Value;
@@ -141,12 +141,15 @@ const PAGES: [(&str, &str, &str); 7] = [
     ("audit", "#/audit", "big sale"),
 ];
 
-fn save_screenshots(browser: &Browser, folder: &Path) {
+/// Saves screenshots of pages in both themes, wide and narrow, if a folder for them is set. Each page has
+/// a file name, a hash, and a text that it shows once it has data.
+fn save_screenshots(browser: &Browser, pages: &[(&str, &str, &str)]) {
+    let Some(folder) = screenshot_folder() else { return };
     for (theme, name) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
-        for (width, height) in [(1280, 900), (390, 844)] {
+        for (width, height) in [(1280, 900), (400, 860)] {
             browser.set_theme(theme);
             browser.resize(width, height);
-            for (page, hash, text) in PAGES {
+            for (page, hash, text) in pages {
                 show(browser, hash);
                 browser.wait_for_text(text);
                 std::thread::sleep(std::time::Duration::from_millis(2_500));
@@ -154,6 +157,7 @@ fn save_screenshots(browser: &Browser, folder: &Path) {
             }
         }
     }
+    browser.resize(1280, 900);
 }
 
 #[test]
@@ -191,14 +195,14 @@ fn an_operator_finds_a_limited_key_and_boosts_it() {
         show(&browser, "#/audit");
         browser.wait_for_text("big sale");
         browser.wait_for_text("alice");
-        if let Some(folder) = screenshot_folder() {
+        if screenshot_folder().is_some() {
             // A second change and a reload, so that every page has something to show.
             std::fs::write(
                 fleet.files.path().join("limits/shop.yaml"),
                 LIMITS.replace("100000", "90000"),
             )
             .unwrap();
-            save_screenshots(&browser, &folder);
+            save_screenshots(&browser, &PAGES);
         }
         assert_eq!(browser.errors(), [""; 0]);
     });

@@ -85,6 +85,7 @@ impl Cluster {
 
     /// Moves a slot and its keys to another primary, as `redis-cli` does.
     pub fn move_slot(&self, slot: u16, from: usize, to: usize) {
+        self.wait_for_epochs();
         let slot = slot.to_string();
         let id = |number: usize| self.primaries[number].call(&["CLUSTER", "MYID"]).text();
         let (from, to, ids) = (&self.primaries[from], &self.primaries[to], [id(from), id(to)]);
@@ -105,6 +106,27 @@ impl Cluster {
         for node in [to, from] {
             node.call_ok(&["CLUSTER", "SETSLOT", &slot, "NODE", &ids[1]]);
         }
+    }
+
+    /// Waits until every primary knows the newest configuration epoch. Otherwise the next owner of a
+    /// slot may take an epoch that is in use, and lose the slot when the collision is resolved.
+    fn wait_for_epochs(&self) {
+        let epoch_of = |node: &Process, name: &str| -> u64 {
+            let info = node.call(&["CLUSTER", "INFO"]).text();
+            info.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().parse().unwrap()
+        };
+        let agree = || {
+            let own = self.primaries.iter().map(|node| epoch_of(node, "cluster_my_epoch:"));
+            let newest = own.max().unwrap();
+            let known = self.primaries.iter().map(|node| epoch_of(node, "cluster_current_epoch:"));
+            let known: Vec<_> = known.collect();
+            if known.iter().all(|&epoch| epoch == newest) {
+                Ok(())
+            } else {
+                Err(format!("{known:?}"))
+            }
+        };
+        until("the nodes know the newest epoch", agree).unwrap();
     }
 
     /// Starts the migration of a slot but moves no key. Redis redirects commands on missing keys to

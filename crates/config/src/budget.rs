@@ -25,7 +25,7 @@ pub const MILLIONTHS: u64 = 1_000_000;
 pub struct BudgetRule {
     /// The number of the rule.
     pub number: RuleNumber,
-    /// What the budget counts.
+    /// The unit that the budget counts.
     pub unit: BudgetUnit,
     /// The amount of each period, in tokens or millionths of the currency; 0 if prepaid.
     pub amount: Amount,

@@ -88,7 +88,7 @@ pub struct BudgetStatus {
     pub path: Arc<str>,
     /// The budget's key.
     pub key: CounterKey,
-    /// What the budget counts.
+    /// The unit that the budget counts.
     pub unit: BudgetUnit,
     /// The amount of a period, or the sum of the top-ups.
     pub total: Amount,

@@ -86,7 +86,7 @@ crate::named_enum! {
         /// whose store call failed. That limit may have been charged.
         Skipped = "skipped",
         /// The memory store is full and has no counter for this key: `when_full` decided. For a budget:
-        /// the store is full, or the budget has the most requests in flight.
+        /// the store is full, or the budget has 65,536 requests in flight.
         StoreFull = "store_full",
         /// The store call failed: `on_store_failure: allow`.
         StoreDownAllowed = "store_unavailable_allowed",

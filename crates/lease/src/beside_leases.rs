@@ -1,11 +1,11 @@
 //! Charges counters without a lease while other processes may have occupying leases of them.
 //!
-//! The outstanding hits of [occupying leases](Overshoot::Occupying) are not in the counter, so a charge must
-//! go through the counter's lease table: as a lease message with number 0.
+//! The outstanding hits of [occupying leases](Overshoot::Occupying) are not in the counter. So a charge
+//! must go through the counter's lease table: as a lease message with number 0.
 //!
 //! Guarantees:
-//! - A check with [`ChargeMode::AllOrNothing`] charges its counters with occupying leases first. If it is
-//!   then denied, these charges are refunded.
+//! - A check with [`ChargeMode::AllOrNothing`] charges its counters with occupying leases first. If it
+//!   is then denied, these charges are refunded.
 //!
 //! Not covered:
 //! - Atomicity of such a check: until the refund, other checks see its charges, and may remember a
@@ -27,48 +27,50 @@ use crate::store::{
     Charge, ChargeMode, ChargeOutcome, Charges, CounterStore, Outcomes, StoreFailure,
 };
 
-/// Returns `true` if a charge with one of these lease terms must use [`charge`].
-pub fn needs_lease_table<'t>(mut terms: impl Iterator<Item = Option<&'t LeaseTerms>>) -> bool {
-    terms.any(|terms| terms.is_some_and(|terms| matches!(terms.overshoot, Overshoot::Occupying(_))))
+/// Returns the lease terms of all charges, if one of them must use [`charge`].
+pub fn occupying_terms<'t, I: Iterator<Item = Option<&'t LeaseTerms>>>(
+    terms: impl Fn() -> I,
+) -> Option<SmallVec<[Option<&'t LeaseTerms>; 2]>> {
+    terms().flatten().any(is_occupying).then(|| terms().collect())
 }
 
 /// Makes `charges`, whose lease terms are `terms`. Returns one outcome for each charge. Needs one
-/// store call for each occupying lease, at the same time, then at most one for the other charges and one
-/// for refunds.
+/// store call for each counter with occupying leases, all at once, then at most one for the other
+/// charges and one for refunds.
 pub async fn charge(
     store: &dyn CounterStore,
     now: Nanos,
     charges: &Charges,
     terms: &[Option<&LeaseTerms>],
 ) -> Outcomes {
-    let is_occupying: SmallVec<[bool; 2]> = charges
+    let occupies: SmallVec<[bool; 2]> = charges
         .list
         .iter()
         .zip(terms)
-        .map(|(charge, terms)| occupying_terms(charge, *terms).is_some())
+        .map(|(charge, terms)| leased_charge(charge, *terms).is_some())
         .collect();
-    if matches!(charges.mode, ChargeMode::Preview) || !is_occupying.contains(&true) {
+    if matches!(charges.mode, ChargeMode::Preview) || !occupies.contains(&true) {
         return store.charge(now, charges).wait().await;
     }
     let mut outcomes = placeholders(charges);
-    let exact =
+    let calls =
         charges.list.iter().zip(terms).enumerate().filter_map(|(index, (charge, terms))| {
-            let (hits, terms) = occupying_terms(charge, *terms)?;
+            let (hits, terms) = leased_charge(charge, *terms)?;
             Some(async move { (index, charge_one(store, now, charge, hits, terms).await) })
         });
-    for (index, outcome) in join_all(exact).await {
+    for (index, outcome) in join_all(calls).await {
         outcomes[index] = outcome;
     }
-    let mode = remaining_mode(charges, &outcomes, &is_occupying);
-    let rest = ChargeSubset::select(charges, |index| !is_occupying[index], mode);
+    let mode = remaining_mode(charges, &outcomes, &occupies);
+    let rest = ChargeSubset::select(charges, |index| !occupies[index], mode);
     if !rest.charges.list.is_empty() {
         rest.copy_outcomes(store.charge(now, &rest.charges).wait().await, &mut outcomes);
     }
     if is_check_denied(charges, &outcomes) {
         let is_charged = |index: usize| {
-            let outcome = &outcomes[index];
-            is_occupying[index]
-                && matches!(outcome, ChargeOutcome::Decided(CounterDecision::Allow(_)))
+            let is_allowed =
+                matches!(outcomes[index], ChargeOutcome::Decided(CounterDecision::Allow(_)));
+            occupies[index] && is_allowed
         };
         refund(store, now, ChargeSubset::select(charges, is_charged, ChargeMode::Each)).await;
     }
@@ -107,14 +109,17 @@ async fn refund(store: &dyn CounterStore, now: Nanos, charged: ChargeSubset) {
     }
 }
 
-fn occupying_terms<'t>(
+const fn is_occupying(terms: &LeaseTerms) -> bool {
+    matches!(terms.overshoot, Overshoot::Occupying(_))
+}
+
+/// Returns the hits and the lease terms of a charge whose leases occupy its limit.
+fn leased_charge<'t>(
     charge: &Charge,
     terms: Option<&'t LeaseTerms>,
 ) -> Option<(Hits, &'t LeaseTerms)> {
     match (charge.cost, terms) {
-        (Cost::Charge(hits), Some(terms)) if matches!(terms.overshoot, Overshoot::Occupying(_)) => {
-            Some((hits, terms))
-        }
+        (Cost::Charge(hits), Some(terms)) if is_occupying(terms) => Some((hits, terms)),
         _ => None,
     }
 }

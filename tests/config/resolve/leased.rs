@@ -49,13 +49,13 @@ fn max_overshoot_is_hits_or_a_percentage_rounded_down() {
 
 #[test]
 fn without_windows_zero_overshoot_leases_a_tenth_of_the_limit() {
-    let exact = |hits| Overshoot::Occupying(Hits(hits));
+    let occupying = |hits| Overshoot::Occupying(Hits(hits));
     for strategy in ["gcra", "sliding_window", "sliding_log"] {
-        assert_eq!(leased_overshoot(strategy, "0"), exact(60));
-        assert_eq!(leased_overshoot(strategy, "0.0%"), exact(60));
+        assert_eq!(leased_overshoot(strategy, "0"), occupying(60));
+        assert_eq!(leased_overshoot(strategy, "0.0%"), occupying(60));
     }
-    assert_eq!(leased_overshoot("gcra, burst: 50", "0"), exact(5));
-    assert_eq!(leased_overshoot("gcra, burst: 3", "0"), exact(1), "at least one hit");
+    assert_eq!(leased_overshoot("gcra, burst: 50", "0"), occupying(5));
+    assert_eq!(leased_overshoot("gcra, burst: 3", "0"), occupying(1), "at least one hit");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{MARKUP, screenshot_folder, show, sign_in};
-use crate::support::browser::{Browser, Theme};
+use super::{MARKUP, save_screenshots, show, sign_in};
+use crate::support::browser::Browser;
 use crate::support::http1;
 use crate::support::service::Service;
 
@@ -72,20 +72,6 @@ impl Gateway {
     }
 }
 
-fn save_screenshots(browser: &Browser, hash: &str) {
-    let Some(folder) = screenshot_folder() else { return };
-    for (theme, name) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
-        for (width, height) in [(1280, 900), (400, 860)] {
-            browser.set_theme(theme);
-            browser.resize(width, height);
-            show(browser, hash);
-            std::thread::sleep(std::time::Duration::from_millis(2_500));
-            browser.save_screenshot(&folder.join(format!("budgets_{name}_{width}.png")));
-        }
-    }
-    browser.resize(1280, 900);
-}
-
 /// Returns the cells of a column, from top to bottom.
 fn column(browser: &Browser, number: usize) -> Value {
     browser.run(&format!(
@@ -117,7 +103,7 @@ fn an_operator_finds_a_budget_and_tops_it_up() {
     browser.wait_for_text("not in this period");
     let buttons = "return document.querySelectorAll('[data-test=budgets] button').length";
     assert_eq!(browser.run(buttons), 1, "only a prepaid budget can be topped up");
-    save_screenshots(&browser, "#/budgets");
+    save_screenshots(&browser, &[("budgets", "#/budgets", "acme")]);
     browser.type_into("[data-test=budgets-filter]", "CUSTOMER");
     assert_eq!(column(&browser, 0), json!(["customer=acme"]));
     browser.click("[data-test=action-top_up]");

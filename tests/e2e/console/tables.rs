@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::{MARKUP, screenshot_folder, show, sign_in};
-use crate::support::browser::{Browser, Theme};
+use super::{MARKUP, save_screenshots, show, sign_in};
+use crate::support::browser::Browser;
 use crate::support::service::Service;
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: customer\n  \
@@ -78,21 +78,6 @@ fn is_wider_than_the_window(browser: &Browser) -> Value {
     browser.run("return innerWidth < document.documentElement.scrollWidth")
 }
 
-fn save_screenshots(browser: &Browser, hash: &str) {
-    let Some(folder) = screenshot_folder() else { return };
-    for (theme, name) in [(Theme::Light, "light"), (Theme::Dark, "dark")] {
-        for (width, height) in [(1280, 900), (400, 860)] {
-            browser.set_theme(theme);
-            browser.resize(width, height);
-            show(browser, hash);
-            std::thread::sleep(std::time::Duration::from_millis(2_500));
-            let page = if hash.contains("id=") { "row" } else { "table" };
-            browser.save_screenshot(&folder.join(format!("{page}_{name}_{width}.png")));
-        }
-    }
-    browser.resize(1280, 900);
-}
-
 #[test]
 fn an_operator_finds_an_id_and_sets_its_amount() {
     let shop = Shop::start(&customers());
@@ -101,7 +86,7 @@ fn an_operator_finds_an_id_and_sets_its_amount() {
     browser.wait_for_text("4 rows.");
     browser.wait_for_text("1 bad row");
     browser.wait_for_text("the table has no plan `silver`");
-    save_screenshots(&browser, TABLE);
+    save_screenshots(&browser, &[("table", TABLE, "acme")]);
     browser.type_into("#table-id", " acme ");
     browser.click("[data-test=table-form] button");
     browser.wait_for_text("from its row");
@@ -119,7 +104,7 @@ fn an_operator_finds_an_id_and_sets_its_amount() {
     browser.click("[data-test=act-confirm]");
     browser.wait_for_text("The amount api of acme in customers is 100 until");
     browser.wait_for_text("set by alice until");
-    save_screenshots(&browser, &format!("{TABLE}&id=acme"));
+    save_screenshots(&browser, &[("row", &format!("{TABLE}&id=acme"), "acme")]);
     show(&browser, "#/overview");
     browser.wait_for_text("Set to 100");
     show(&browser, "#/audit");

@@ -3,8 +3,8 @@
 mod all_or_nothing;
 mod check;
 mod denials;
-mod exact;
 mod forced_deny;
+mod occupying;
 mod refill;
 mod refunds;
 mod retry_after;

@@ -86,7 +86,8 @@ const TENTH: Leased = Leased {
     minutes: 1,
 };
 
-const EXACT: Leased = Leased { max_overshoot: "0", most_above: 0, fleets: &[2, 64], ..TENTH };
+const NO_OVERSHOOT: Leased =
+    Leased { max_overshoot: "0", most_above: 0, fleets: &[2, 64], ..TENTH };
 
 /// Returns the allowed hits and the calls per check.
 async fn run(leased: &Leased, replicas: usize, demand: Demand, dice: &mut Dice) -> (u64, f64) {
@@ -140,9 +141,9 @@ async fn excess_demand_uses_nearly_all_hits_of_a_gcra_limit() {
 }
 
 #[tokio::test]
-async fn exact_leases_use_nearly_all_hits_and_none_above_the_limit() {
-    uses_nearly_all(&Leased { strategy: "gcra", ..EXACT }).await;
-    let sliding = Leased { minutes: 2, ..EXACT };
+async fn occupying_leases_use_nearly_all_hits_and_none_above_the_limit() {
+    uses_nearly_all(&Leased { strategy: "gcra", ..NO_OVERSHOOT }).await;
+    let sliding = Leased { minutes: 2, ..NO_OVERSHOOT };
     uses_nearly_all(&Leased { strategy: "sliding_window", ..sliding }).await;
     uses_nearly_all(&Leased { strategy: "sliding_log", ..sliding }).await;
 }

@@ -5,7 +5,7 @@
 //! | mutation | test |
 //! |---|---|
 //! | each slot of an all-or-nothing check decides alone | `checks_across_slots_are_charged_as_with_each` |
-//! | no look before the charges | `stop_when_over_charges_only_the_denying_slots` |
+//! | no peek before the charges | `stop_when_over_charges_only_the_denying_slots` |
 //! | pipeline without redirects | `a_moving_slot_loses_no_hits` |
 
 use std::sync::Arc;
@@ -151,7 +151,7 @@ async fn concurrent_checks_across_slots_allow_exactly_the_limit() {
     }
 }
 
-/// Concurrent checks may each pass the look, as in envoyproxy/ratelimit.
+/// Concurrent checks may each pass the peek, as in envoyproxy/ratelimit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn concurrent_checks_that_stop_when_over_allow_exactly_the_limit() {
     let options =
@@ -168,7 +168,7 @@ async fn concurrent_checks_that_stop_when_over_allow_exactly_the_limit() {
             charge_all(&*at.stores, now, &charges(list, mode)).await;
         }
         let after = self::left(&at.stores, now, charge(&format!("{name} much"), 1_000, 0)).await;
-        assert_eq!(after, left, "{name}: the look stops these");
+        assert_eq!(after, left, "{name}: the peek stops these");
     }
 }
 

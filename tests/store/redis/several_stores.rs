@@ -72,9 +72,9 @@ fn counts(two: &TwoStores, now: Nanos) -> [Option<u64>; 2] {
         .map(|(store, name)| stored_count(store, name, now))
 }
 
-/// A store that does not reply to the look is not charged. The others are charged if they allow.
+/// A store that does not reply to the peek is not charged. The others are charged if they allow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stop_when_over_looks_at_both_stores_within_one_deadline() {
+async fn stop_when_over_peeks_at_both_stores_within_one_deadline() {
     let (two, now) = (TwoStores::start(), now());
     let (stores, _tasks) = stopping(&two, Duration::from_secs(2));
     let both = charges_in_both(1);
@@ -89,15 +89,15 @@ async fn stop_when_over_looks_at_both_stores_within_one_deadline() {
 
 /// As in envoyproxy/ratelimit: nothing happens at once in two stores.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_limit_that_is_over_only_after_the_look_denies_alone() {
+async fn a_limit_that_is_over_only_after_the_peek_denies_alone() {
     let (two, now) = (TwoStores::start(), now());
     let (stores, _tasks) = stopping(&two, PATIENCE * 3);
     two.proxy.set(Way::FromStore, Flow::Hold);
     let between = async {
-        let looked = "cmdstat_get:calls=1,";
-        until("the second store is looked at", || {
+        let peeked = "cmdstat_get:calls=1,";
+        until("the second store is peeked at", || {
             let stats = two.second.command(&["INFO", "commandstats"]).text();
-            if stats.contains(looked) { Ok(()) } else { Err(stats) }
+            if stats.contains(peeked) { Ok(()) } else { Err(stats) }
         })
         .unwrap();
         two.second.command(&["INCRBY", &format!("d_k_second_{}", now.0 / DAY.0 * 86_400), "5"]);

@@ -34,8 +34,8 @@ impl DomainLint<'_, '_, '_> {
         self.findings.add(Code::NoEffect, at, message, fix);
     }
 
-    /// Warns about budgets that deny each request whose number of tokens is unknown. Without a block
-    /// `usage`, requests may only be charged.
+    /// Warns about budgets that deny each request whose number of tokens is unknown. Skips domains
+    /// without `usage`, whose requests may be charged without a reserve.
     fn warn_small_budgets(&mut self) {
         let Some((usage, _)) = self.usage else { return };
         let (field, estimate, affected) = match usage.estimate {

@@ -104,7 +104,7 @@ blocks! {
         /// their window ends. `none`: no denial is remembered.
         deny_cache: Or<u64, Absent> = Or::WORD, "bytes";
         /// With `key_format: compat`: charge only the limits that deny, if a check is denied. In
-        /// several slots or stores, concurrent checks may each be charged.
+        /// several slots or stores, a denied check may charge all limits if others run at the same time.
         stop_when_over: bool = false, "switch";
     }
 

@@ -21,13 +21,12 @@ use crate::decide::plan::{CheckPlan, PlanInstants};
 use crate::decide::rule_stats;
 use crate::decide::stale_charges;
 use crate::kernel::decision::{Check, Cost};
-use crate::kernel::lease::LeaseTerms;
 use crate::kernel::units::Nanos;
 use crate::lease::ChargeTerms;
 use crate::store::{ChargeMode, ChargeOutcome, Charges, Outcomes, StoreFailure, StoreReply};
 use crate::telemetry::trace;
 use crate::{CheckError, Decision};
-use sluicegate_lease::beside_leases;
+use sluicegate_lease::beside_leases::{self, occupying_terms};
 use sluicegate_lease::charge_subset::{self, ChargeSubset};
 
 type CheckResult = Result<Decision, CheckError>;
@@ -210,8 +209,7 @@ impl Engine {
 
     /// Makes the charges of `plan` in a store that replies at once.
     fn charge_now(&self, now: Nanos, plan: &CheckPlan<'_>) -> Option<Outcomes> {
-        if beside_leases::needs_lease_table(plan.lease_terms()) {
-            let terms: ChargeTerms<'_> = plan.lease_terms().collect();
+        if let Some(terms) = occupying_terms(|| plan.lease_terms()) {
             return beside_leases::charge(self.store(), now, &plan.charges, &terms).now_or_never();
         }
         match self.store().charge(now, &plan.charges) {
@@ -226,9 +224,11 @@ impl Engine {
         mut prepared: PreparedCheck<'_, '_>,
         deadline: Option<Nanos>,
     ) -> CheckResult {
-        let terms: ChargeTerms<'_> = prepared.plan.lease_terms().collect();
-        let charges = &prepared.plan.charges;
-        let mut outcomes = self.charge_strictly(prepared.now, charges, &terms, deadline).await;
+        // Without leases of its own, this replica still sees those of proxies.
+        let terms = || prepared.plan.lease_terms();
+        let terms = self.leases.is_none().then(|| occupying_terms(terms)).flatten();
+        let (now, charges) = (prepared.now, &prepared.plan.charges);
+        let mut outcomes = self.charge_beside_leases(now, charges, terms, deadline).await;
         self.charge_stale(&mut prepared, &mut outcomes, deadline).await;
         self.decide_from_outcomes(&prepared, &outcomes)
     }
@@ -318,22 +318,25 @@ impl Engine {
                 self.wait_until_deadline(leases.charge(now, charges, &terms), charges, deadline)
                     .await
             }
-            _ => self.charge_strictly(now, charges, &terms, deadline).await,
+            _ => {
+                let terms = occupying_terms(|| terms.iter().copied());
+                self.charge_beside_leases(now, charges, terms, deadline).await
+            }
         }
     }
 
-    /// Makes `charges` without the leases of this replica, but beside those of proxies.
-    async fn charge_strictly(
+    /// Makes `charges` in one store call, or with their `occupying` lease terms through the lease tables.
+    async fn charge_beside_leases(
         &self,
         now: Nanos,
         charges: &Charges,
-        terms: &[Option<&LeaseTerms>],
+        occupying: Option<ChargeTerms<'_>>,
         deadline: Option<Nanos>,
     ) -> Outcomes {
-        if !beside_leases::needs_lease_table(terms.iter().copied()) {
+        let Some(terms) = occupying else {
             return self.charge_store(now, charges, deadline).await;
-        }
-        let charge = Box::pin(beside_leases::charge(self.store(), now, charges, terms));
+        };
+        let charge = Box::pin(beside_leases::charge(self.store(), now, charges, &terms));
         self.wait_until_deadline(charge, charges, deadline).await
     }
 

@@ -79,7 +79,7 @@ pub struct BudgetTerms {
     pub is_enforced: bool,
 }
 
-/// What the requests of one period cost.
+/// The sum of the costs of the requests of one period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeriodUsage {
     /// The start of the period.
@@ -90,7 +90,7 @@ pub struct PeriodUsage {
     pub requests: u64,
     /// The number of holds that expired, also if a settle corrected the charge later.
     pub expired: u64,
-    /// What was settled above the held amounts.
+    /// The sum of the settled amounts above the held ones.
     pub excess: Amount,
 }
 

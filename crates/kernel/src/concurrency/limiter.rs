@@ -301,7 +301,8 @@ impl Limiter {
     fn known(&self, by: Requester) -> Requester {
         let class = self.classes.clamp(by.class);
         let Some(most) = self.fair_keys else { return Requester { class, ..Requester::ANY } };
-        let is_full = usize::try_from(most).unwrap_or(usize::MAX) <= self.queue.customers();
+        let most = usize::try_from(most).unwrap_or(usize::MAX);
+        let is_full = most <= self.queue.customers_without(OTHERS);
         if by.customer == 0 || is_full && !self.queue.knows(by.customer) {
             return Requester { class, customer: OTHERS, weight: 1 };
         }

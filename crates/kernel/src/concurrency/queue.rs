@@ -90,8 +90,9 @@ impl WaitQueue {
         self.customers.contains_key(&customer)
     }
 
-    pub(super) fn customers(&self) -> usize {
-        self.customers.len()
+    /// Returns the number of customers with permits or waiting requests, without `other`.
+    pub(super) fn customers_without(&self, other: u64) -> usize {
+        self.customers.len().saturating_sub(usize::from(self.knows(other)))
     }
 
     /// Returns the class that is served next.

@@ -36,7 +36,8 @@ impl Requester {
 /// The part of the limit that each class may fill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClassParts {
-    /// In percent, 1 to 100, the first class first; not above that of the class before.
+    /// In percent, 1 to 100, the first class first; not above that of the class before. The length is
+    /// [`MAX_CLASSES`].
     percents: [u8; 8],
     len: u8,
 }

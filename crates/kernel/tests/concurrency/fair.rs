@@ -246,15 +246,18 @@ fn a_limit_of_one_gives_turns() {
 }
 
 #[test]
-fn customers_above_the_most_share_one_place() {
-    let config = LimiterConfig { fair_keys: Some(2), ..fair(2, 10, Nanos::from_secs(9)) };
-    let mut upstream = Upstream::new(&config, Dice::new(0), |_| millis(10));
-    (0..5).for_each(|_| upstream.arrive(1, 1));
-    (2..6).for_each(|customer| upstream.arrive(customer, 1));
-    upstream.advance(upstream.now.plus(millis(9)));
-    assert_eq!(upstream.waiting.len(), 7);
-    upstream.advance(upstream.now.plus(millis(100)));
-    assert!(upstream.tallies.values().all(|tally| tally.denied == 0 && tally.in_flight == 0));
+fn customers_above_the_most_count_as_one() {
+    // Customer 1 has both permits when the others arrive. Alone, each other one would be served first.
+    for (fair_keys, in_flight) in [(9, [0, 1, 1, 0]), (1, [1, 1, 0, 0])] {
+        let config =
+            LimiterConfig { fair_keys: Some(fair_keys), ..fair(2, 10, Nanos::from_secs(9)) };
+        let mut upstream = Upstream::new(&config, Dice::new(0), |_| millis(10));
+        (0..5).for_each(|_| upstream.arrive(1, 1));
+        (2..5).for_each(|customer| upstream.arrive(customer, 1));
+        upstream.advance(upstream.now.plus(millis(15)));
+        let now = [1, 2, 3, 4].map(|customer| upstream.tallies[&customer].in_flight);
+        assert_eq!(now, in_flight, "{fair_keys}");
+    }
 }
 
 #[test]
@@ -263,6 +266,7 @@ fn parts_round_down_and_keep_one() {
     assert_eq!([0, 1, 2, 9].map(|class| parts.part(10, class)), [10, 8, 5, 5]);
     assert_eq!([0, 1, 2].map(|class| parts.part(1, class)), [1, 1, 1]);
     assert_eq!(parts.part(0, 0), 0);
+    assert_eq!([0, 2, 3, 200].map(|class| parts.clamp(class)), [0, 2, 2, 2]);
     for wrong in [&[][..], &[0], &[101], &[50, 80], &[100; 9]] {
         assert_eq!(ClassParts::new(wrong), None, "{wrong:?}");
     }

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::oracle::Overshoot;
 use super::simulation::{
-    CHARGED_KINDS, EXACT_KINDS, EventCounts, Kind, LeaseFlaw, LeaseSimulation,
+    CHARGED_KINDS, EventCounts, Kind, LeaseFlaw, LeaseSimulation, OCCUPYING_KINDS,
 };
 use crate::dice::seed;
 
@@ -48,7 +48,7 @@ fn simulate_new_seeds(kind: Kind, count: u64) -> impl Iterator<Item = Simulation
 }
 
 fn all_kinds() -> impl Iterator<Item = Kind> {
-    CHARGED_KINDS.into_iter().chain(EXACT_KINDS)
+    CHARGED_KINDS.into_iter().chain(OCCUPYING_KINDS)
 }
 
 /// Counts the simulations in which some interval exceeds the bound. For occupying leases, that is the
@@ -56,8 +56,8 @@ fn all_kinds() -> impl Iterator<Item = Kind> {
 fn refuted(kinds: &[Kind], flaw: LeaseFlaw, runs_each: u64) -> usize {
     let is_above = |kind: &Kind, result: &SimulationResult| {
         let overshoot = result.overshoot;
-        let is_exact = EXACT_KINDS.contains(kind);
-        0 < if is_exact { overshoot.above_limit } else { overshoot.above_bound }
+        let is_occupying = OCCUPYING_KINDS.contains(kind);
+        0 < if is_occupying { overshoot.above_limit } else { overshoot.above_bound }
     };
     let count = |kind: &Kind| {
         let results = simulate(*kind, flaw, 0..runs_each);
@@ -115,12 +115,12 @@ fn simulations_detect_flawed_designs() {
         (LeaseFlaw::PutBackAfterReport, &CHARGED_KINDS[..], 200),
         (LeaseFlaw::PutBackThoughVoided, &CHARGED_KINDS[..], 300),
         (LeaseFlaw::UndoneThoughSent, &CHARGED_KINDS[..], 100),
-        (LeaseFlaw::CreditedToEachWaiter, &EXACT_KINDS[..], 30),
-        (LeaseFlaw::OldReplyAccepted, &EXACT_KINDS[..], 100),
-        (LeaseFlaw::PutBackAfterReport, &EXACT_KINDS[..], 200),
-        (LeaseFlaw::UndoneThoughSent, &EXACT_KINDS[..], 100),
-        (LeaseFlaw::ForgottenAtExpiry, &EXACT_KINDS[..], 100),
-        (LeaseFlaw::ChargedBesideLeases, &EXACT_KINDS[..], 30),
+        (LeaseFlaw::CreditedToEachWaiter, &OCCUPYING_KINDS[..], 30),
+        (LeaseFlaw::OldReplyAccepted, &OCCUPYING_KINDS[..], 100),
+        (LeaseFlaw::PutBackAfterReport, &OCCUPYING_KINDS[..], 200),
+        (LeaseFlaw::UndoneThoughSent, &OCCUPYING_KINDS[..], 100),
+        (LeaseFlaw::ForgottenAtExpiry, &OCCUPYING_KINDS[..], 100),
+        (LeaseFlaw::ChargedBesideLeases, &OCCUPYING_KINDS[..], 30),
     ] {
         let refuted = refuted(kinds, flaw, runs_each);
         println!("{flaw:?}: refuted in {refuted} of {} worlds", runs_each * kinds.len() as u64);

@@ -37,9 +37,9 @@ pub enum Kind {
     CoupledCalendar,
     SlidingWindow,
     SlidingLog,
-    ExactGcra,
-    ExactWindow,
-    ExactLog,
+    OccupyingGcra,
+    OccupyingWindow,
+    OccupyingLog,
 }
 
 /// The leases that are charged when they are granted.
@@ -53,7 +53,8 @@ pub const CHARGED_KINDS: [Kind; 6] = [
 ];
 
 /// The leases that occupy the limit.
-pub const EXACT_KINDS: [Kind; 3] = [Kind::ExactGcra, Kind::ExactWindow, Kind::ExactLog];
+pub const OCCUPYING_KINDS: [Kind; 3] =
+    [Kind::OccupyingGcra, Kind::OccupyingWindow, Kind::OccupyingLog];
 
 /// A flaw to simulate. The kernel is unchanged; the simulation misuses its functions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -202,7 +203,7 @@ impl LeaseSimulation {
         let most = counted.most();
         let overshoot = match kind {
             Kind::CoupledWindow | Kind::CoupledCalendar => Overshoot::InWindow,
-            Kind::ExactGcra | Kind::ExactWindow | Kind::ExactLog => {
+            Kind::OccupyingGcra | Kind::OccupyingWindow | Kind::OccupyingLog => {
                 Overshoot::Occupying(Hits(1 + dice.up_to(most)))
             }
             _ => Overshoot::AtMost(Hits(1 + dice.up_to(most))),
@@ -359,7 +360,7 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
     let limit = u32::try_from(dice.pick(&[3, 10, 40]) + dice.up_to(5)).unwrap();
     let windows = Windows::Every(span);
     match kind {
-        Kind::Gcra | Kind::ExactGcra => {
+        Kind::Gcra | Kind::OccupyingGcra => {
             let burst = limit / (1 + u32::try_from(dice.up_to(2)).unwrap());
             Counted::Gcra(Gcra::new(limit, span, burst).unwrap(), Tat::default())
         }
@@ -371,10 +372,10 @@ fn counted(dice: &mut Dice, kind: Kind, span: Nanos) -> Counted {
             let start = |index: u64| Nanos(index * span.0 + index % 3 * (span.0 / 30_000) * 1_000);
             Counted::Calendar(limit, (900..4_000).map(start).collect(), WindowCount::default())
         }
-        Kind::SlidingWindow | Kind::ExactWindow => {
+        Kind::SlidingWindow | Kind::OccupyingWindow => {
             Counted::Sliding(SlidingWindow::new(limit, span).unwrap(), WindowPair::default())
         }
-        Kind::SlidingLog | Kind::ExactLog => {
+        Kind::SlidingLog | Kind::OccupyingLog => {
             Counted::Log(SlidingLog::new(limit, span).unwrap(), ArrivalLog::default())
         }
     }

@@ -38,8 +38,9 @@ pub(super) fn split_by_slot(charges: &Charges, slots: &[u16]) -> Vec<SlotPart> {
     parts
 }
 
-/// Returns the charge mode of the parts of a check. A part that decided alone would not charge an
-/// enforced limit beside a quota group that denies only in this part.
+/// Returns the charge mode of the parts of a check. If parts decided all-or-nothing, a quota group that
+/// denies in one part would leave the enforced limits of this part uncharged, although the check is
+/// allowed.
 pub(super) const fn mode_of_parts(mode: ChargeMode) -> ChargeMode {
     match mode {
         ChargeMode::AllOrNothing { .. } => ChargeMode::Each,

@@ -106,7 +106,7 @@ impl StoreGroup {
         let mut outcomes = all_failed(charges, StoreFailure::InvalidReply);
         let (joint, separate) = self.separate_joint_parts(parts, mode);
         let separate = self.call_parts(now, &separate, DecidingStep::ThisCall, None);
-        let joint = self.look_then_charge(now, &charges.list, joint);
+        let joint = self.peek_then_charge(now, &charges.list, joint);
         let (separate, joint) = join(separate, joint).await;
         write_outcomes(separate, &mut outcomes);
         write_outcomes(joint, &mut outcomes);
@@ -114,7 +114,7 @@ impl StoreGroup {
         outcomes
     }
 
-    /// Separates the parts of which a denial charges only the limits that deny from the other parts.
+    /// Separates the parts to which `stop_when_over` applies from the others.
     fn separate_joint_parts(
         &self,
         parts: TargetParts,

@@ -107,9 +107,16 @@ async fn add(admin: &Admin, query: &ChangeQuery) -> Result<Value, Failure> {
     engine.validate_operator(query.operator()).map_err(|why| bad(why.to_string()))?;
     let (id, text) = (query.required("id").map_err(bad)?, query.required("amount").map_err(bad)?);
     validate_id(id).map_err(|why| bad(format!("`id`: {why}")))?;
-    let (amount, unit) = budget_amount::parse(text)
-        .map_err(|_| bad(format!("`amount` must be a number and a unit, got `{text}`")))?;
+    let (amount, unit) = budget_amount::parse(text).map_err(|_| {
+        bad(format!(
+            "`amount` must be a positive number and a unit, such as `20 usd`, got `{text}`"
+        ))
+    })?;
     let target = parse_query(admin, query.check.clone()).map_err(bad)?;
+    // Of several, one could know the id with another amount.
+    if target.descriptors.len() != 1 {
+        return Err(bad("a top-up is for one `descriptor`; send one top-up for each".to_owned()));
+    }
     let check = to_check(&target);
     let (budgets, known) =
         engine.top_up(&check, id, (amount, unit), None).await.map_err(|error| {

@@ -157,12 +157,12 @@ fn model_finds_a_violation_in_each_flawed_lease_protocol() {
 }
 
 #[test]
-fn exact_leases_of_gcra_limits_keep_the_limit() {
+fn occupying_leases_of_gcra_limits_keep_the_limit() {
     let long = LeaseModel { term: 3, ..twin(bucket(2), Overshoot::Occupying(Hits(1))) };
     explore(long, 47_617, &BETWEEN_TWO);
 }
 
 #[test]
-fn superseding_messages_of_exact_leases_keep_the_limit() {
+fn superseding_messages_of_occupying_leases_keep_the_limit() {
     explore(superseding(bucket(4), Overshoot::Occupying(Hits(2))), 16_899, &SUPERSEDING);
 }
