@@ -134,6 +134,76 @@ fn invalid_items_of_overloaded_by_are_reported() {
 }
 
 #[test]
+fn classes_and_fair_parts_tell_requests_apart() {
+    let fields = "limit: 100, queue: {size: 200, timeout: 500ms}, \
+                  classes: {by: tier, up_to: {critical: 100%, normal: 80%, batch: 50%}}, \
+                  fair: {by: customer, weight: customers.weight, max_keys: 500}";
+    let limit = ceiling(fields);
+    let rule = limit.requesters.as_ref().unwrap();
+    assert_eq!(rule.keys.class.as_deref(), Some("tier"));
+    assert_eq!(
+        rule.keys.class_names.iter().map(|name| &**name).collect::<Vec<_>>(),
+        ["critical", "normal", "batch"]
+    );
+    assert_eq!(limit.rules.classes.percents(), [100, 80, 50]);
+    assert_eq!(
+        (rule.keys.customer.as_deref(), limit.rules.fair_keys),
+        (Some("customer"), Some(500))
+    );
+    let weight = rule.weight.as_ref().unwrap();
+    assert_eq!((&*weight.table, &*weight.column), ("customers", "weight"));
+    let text = "100 in flight, queue of 200 for 500ms, classes by \"tier\" (critical 100%, normal 80%, \
+                batch 50%), fair by \"customer\" of at most 500, weight of customers.weight, rejected";
+    assert!(limit.to_string().starts_with(text), "{limit}");
+    let own_keys = "limit: 1, classes: {by: t, up_to: {'a b': 100%, 1: 7%, limit: 1%}}";
+    let names = ceiling(own_keys).requesters.unwrap().keys.class_names;
+    assert_eq!(names.iter().map(|name| &**name).collect::<Vec<_>>(), ["a b", "1", "limit"]);
+    let default = "limit: 1, queue: {size: 1, timeout: 1s}, fair: {by: c, weight: t.w}";
+    assert_eq!(ceiling(default).rules.fair_keys, Some(10_000));
+}
+
+#[test]
+fn invalid_classes_are_reported() {
+    let assert = |classes: &str, expected: &[&str]| {
+        assert_findings(&format!("limit: 1, classes: {{{classes}}}"), expected);
+    };
+    assert("up_to: {a: 100%}", &["E38 `by` is missing"]);
+    assert("by: '', up_to: {a: 100%}", &["E38 `by` is missing"]);
+    assert("by: t", &["E38 `classes` needs the parts of its classes (`up_to`)"]);
+    assert("by: t, up_to: {}", &["E38 `classes` needs the parts of its classes (`up_to`)"]);
+    assert("by: t, up_to: 100%", &["E13 `up_to` must be a mapping, not the text `100%`"]);
+    assert("by: t, up_to: [a, b]", &["E13 `up_to` must be a mapping, not a list"]);
+    assert("by: t, up_to: {a: [100%]}", &["E13 `up_to` must be text, not a list"]);
+    assert("by: t, up_to: {a: 90%}", &["E38 `a: 90%` leaves a part of the limit to no class"]);
+    assert("by: t, up_to: {a: 100}", &["E38 `a: 100` is not a percentage from `1%` to `100%`"]);
+    assert("by: t, up_to: {a: 100%, b: 0%}", &["E38 `b: 0%` is not a percentage"]);
+    let rises = "by: t, up_to: {a: 100%, b: 20%, c: 50%}";
+    assert(rises, &["E38 `c: 50%` is more than the class before it has: `20%`"]);
+    assert("by: t, up_to: {a: 100%, a: 50%}", &["E38 `up_to` has the class `a` twice"]);
+    let nine: Vec<_> = (1..=9).map(|number| format!("c{number}: 100%")).collect();
+    assert(&format!("by: t, up_to: {{{}}}", nine.join(", ")), &["E38 `up_to` has 9 classes"]);
+    let strict = "limit: 5, mode: strict, classes: {by: t, up_to: {a: 100%}}";
+    assert_findings(strict, &["E32 `classes` cannot be combined with `mode: strict`"]);
+}
+
+#[test]
+fn invalid_fair_parts_are_reported() {
+    let assert = |fair: &str, expected: &[&str]| {
+        let queue = "queue: {size: 1, timeout: 1s}";
+        assert_findings(&format!("limit: 1, {queue}, fair: {{{fair}}}"), expected);
+    };
+    assert("weight: t.w", &["E38 `by` is missing"]);
+    assert("by: c, weight: customers", &["E40 `weight: customers` is not a table and its column"]);
+    assert("by: c, weight: t.w, max_keys: 0", &["E38 `max_keys: 0` is out of range"]);
+    assert("by: c, weight: t.w, max_keys: 100001", &["E38 `max_keys: 100001` is out of range"]);
+    assert("by: c", &["W36 `fair` gives each value of `c` a part"]);
+    assert_findings("limit: 1, fair: {by: c, weight: t.w}", &["E32 `fair` needs a `queue`"]);
+    let strict =
+        "limit: 5, mode: strict, queue: {size: 1, timeout: 1s}, fair: {by: c, weight: t.w}";
+    assert_findings(strict, &["E32 `fair` cannot be combined with `mode: strict`"]);
+}
+
+#[test]
 fn rule_with_only_a_concurrency_limit_has_no_rate_limit() {
     let config = load_clean(
         "- key: k\n  rate_limit: {unit: day, requests_per_unit: 1}\n\

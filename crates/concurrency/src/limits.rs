@@ -30,15 +30,16 @@ mod usage;
 
 use std::any::Any;
 use std::collections::BinaryHeap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::RwLock;
 use sluicegate_lease::clock::Clock;
 
-use crate::kernel::concurrency::Permit;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterConfig, LimiterEvent};
+use crate::kernel::concurrency::{Permit, Requester, RequesterKeys};
 use crate::kernel::units::{Nanos, Revision};
 use crate::limits::bucket::{AcquireStep, Bucket};
 use crate::limits::bucket_load::NO_LIMIT;
@@ -64,6 +65,8 @@ pub struct ConcurrencyLimits {
     clock: Arc<Clock>,
     buckets: RwLock<BucketMap>,
     jitter: u64,
+    /// The key of the hashes of customers. It differs between processes.
+    customer_hasher: RandomState,
     fleet_reporter: Option<Arc<FleetReporter>>,
     start_queue_span: fn() -> QueueSpan,
 }
@@ -81,7 +84,9 @@ impl ConcurrencyLimits {
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
         let buckets = RwLock::new(BucketMap::new(most));
-        Self { clock, buckets, jitter, fleet_reporter: None, start_queue_span: || None }
+        let customer_hasher = RandomState::new();
+        let (fleet_reporter, start_queue_span): (_, fn() -> QueueSpan) = (None, || None);
+        Self { clock, buckets, jitter, customer_hasher, fleet_reporter, start_queue_span }
     }
 
     /// Adds the fleet reporter, which fleet-wide limits need.
@@ -102,6 +107,24 @@ impl ConcurrencyLimits {
 
     pub(crate) fn queue_span(&self) -> QueueSpan {
         (self.start_queue_span)()
+    }
+
+    /// Returns the class and the customer of a check, of whose entries `value_of` returns the first with
+    /// a key. `weight_of` returns the weight of a customer; `None` counts it with all unknown ones.
+    pub fn requester<'v>(
+        &self,
+        keys: &RequesterKeys,
+        value_of: impl Fn(&str) -> Option<&'v str>,
+        weight_of: impl FnOnce(&str) -> Option<u32>,
+    ) -> Requester {
+        let class = keys.class_of(&value_of);
+        let known = keys.customer_of(value_of).and_then(|it| Some((it, weight_of(it)?)));
+        match known {
+            Some((customer, weight)) => {
+                Requester::of_customer(class, self.customer_hasher.hash_one(customer), weight)
+            }
+            None => Requester { class, ..Requester::ANY },
+        }
     }
 
     /// Returns the fleet reporter, if this replica belongs to a fleet.

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use super::rule::RuleNumber;
 use super::table_column::TableColumn;
 
+use crate::kernel::concurrency::RequesterKeys;
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 pub use crate::kernel::concurrency::{ConcurrencyMode, RejectReply};
@@ -45,6 +46,21 @@ pub const PROBE_DEPTH: RangeInclusive<Hundredths> = Hundredths(30)..=Hundredths(
 /// The permitted values of `adaptive.increase`.
 pub const INCREASE: RangeInclusive<u32> = 1..=1_000;
 
+/// The default of `fair.max_keys`.
+pub const DEFAULT_FAIR_KEYS: u32 = 10_000;
+
+/// The permitted values of `fair.max_keys`. A customer needs about 200 bytes.
+pub const FAIR_KEYS: RangeInclusive<u32> = 1..=100_000;
+
+/// The fields `classes` and `fair`, whose numbers are in [`LimiterConfig`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RequesterRule {
+    /// The entries of a check with its class and its customer.
+    pub keys: RequesterKeys,
+    /// The column of a table with the weight of each customer. [`TableColumn::entry`] has no meaning.
+    pub weight: Option<TableColumn>,
+}
+
 /// A concurrency limit, and the response to a request that gets no permit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConcurrencyLimit {
@@ -73,13 +89,21 @@ pub struct ConcurrencyLimit {
     pub location: Box<str>,
     /// The column of a table with the limit of each id.
     pub from: Option<Box<TableColumn>>,
+    /// The classes and customers of requests; `None` if the limit does not tell requests apart.
+    pub requesters: Option<Box<RequesterRule>>,
 }
 
 impl ConcurrencyLimit {
     /// Returns the limit of a blocked id. No store is asked for it.
     pub(super) fn blocked(&self) -> Self {
         let rules = LimiterConfig::fixed(0);
-        Self { rules, mode: Some(ConcurrencyMode::Local), from: None, ..self.clone() }
+        Self {
+            rules,
+            mode: Some(ConcurrencyMode::Local),
+            from: None,
+            requesters: None,
+            ..self.clone()
+        }
     }
 
     /// Returns this limit for another number of requests.

@@ -21,7 +21,9 @@ impl Config {
 
     /// Returns the limits for these versions of the tables, with amounts that operators set.
     pub(crate) fn limits_with(&self, tables: Arc<[Arc<Table>]>, set: &[SetAmount]) -> TableLimits {
-        let limits = (self.rates_of_tables(), self.permits_of_tables(), self.budgets_of_tables());
+        let weights = self.weight_columns().map(|(_, column)| column);
+        let (rates, permits) = (self.rates_of_tables(), self.permits_of_tables());
+        let limits = (rates, permits, self.budgets_of_tables(), weights);
         self.tables.with_tables(limits, tables, set)
     }
 
@@ -36,6 +38,13 @@ impl Config {
         let trees = self.domains.values().map(|domain| &domain.tree);
         let limits = trees.flat_map(DescriptorTree::concurrency_limits);
         limits.filter_map(|limit| Some((limit, limit.from.as_deref()?)))
+    }
+
+    /// Returns the columns with the weights of customers, each with its limit.
+    fn weight_columns(&self) -> impl Iterator<Item = (&ConcurrencyLimit, &TableColumn)> {
+        let trees = self.domains.values().map(|domain| &domain.tree);
+        let limits = trees.flat_map(DescriptorTree::concurrency_limits);
+        limits.filter_map(|limit| Some((limit, limit.requesters.as_ref()?.weight.as_ref()?)))
     }
 
     fn budgets_of_tables(&self) -> impl Iterator<Item = (&BudgetRule, &TableColumn)> {
@@ -73,7 +82,8 @@ impl Config {
             let columns = rule.limits.iter().filter_map(|limit| limit.from.as_deref());
             columns.map(|column| (column, &*rule.location))
         });
-        let permits = self.permits_of_tables().map(|(limit, column)| (column, &*limit.location));
+        let permits = self.permits_of_tables().chain(self.weight_columns());
+        let permits = permits.map(|(limit, column)| (column, &*limit.location));
         let budgets = self.budgets_of_tables().map(|(budget, column)| (column, &*budget.location));
         rates.chain(permits).chain(budgets)
     }

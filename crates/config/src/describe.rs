@@ -14,9 +14,12 @@ use jiff::civil::Time;
 use super::budget::{BudgetRule, BudgetWindow};
 use super::budget_amount::AmountText;
 use super::calendar::WindowStartDay;
-use super::concurrency::{ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION};
+use super::concurrency::{
+    ConcurrencyFallback, ConcurrencyLimit, DEFAULT_MAX_DURATION, RequesterRule,
+};
 use super::resolve::keywords;
 use super::resolve::overload_answers::AnswerListText;
+use super::table_column::TableColumn;
 use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
 use crate::kernel::budget::Amount;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
@@ -214,6 +217,9 @@ impl fmt::Display for ConcurrencyLimit {
         if let Some(QueueConfig { size, timeout }) = waiting {
             write!(f, ", queue of {size} for {timeout}")?;
         }
+        if let Some(rule) = &self.requesters {
+            write_requesters(f, rule, &self.rules)?;
+        }
         if let Some(mode) = self.mode {
             write!(f, ", mode {}", keywords::keyword_of(keywords::CONCURRENCY_MODES, mode))?;
         }
@@ -227,6 +233,31 @@ impl fmt::Display for ConcurrencyLimit {
         }
         write!(f, ", rejected with {}", self.reject)?;
         f.write_str(if self.shadow { ", shadow" } else { "" })
+    }
+}
+
+/// Formats classes and fair parts as `, classes by "tier" (critical 100%, batch 50%), fair by "customer"
+/// of at most 10000, weight of customers.weight`.
+fn write_requesters(
+    f: &mut fmt::Formatter<'_>,
+    rule: &RequesterRule,
+    numbers: &LimiterConfig,
+) -> fmt::Result {
+    if let Some(key) = &rule.keys.class {
+        write!(f, ", classes by {key:?}")?;
+        let parts = rule.keys.class_names.iter().zip(numbers.classes.percents());
+        for (number, (name, percent)) in parts.enumerate() {
+            let before = if number == 0 { " (" } else { ", " };
+            write!(f, "{before}{name} {percent}%")?;
+        }
+        f.write_str(")")?;
+    }
+    if let (Some(key), Some(keys)) = (&rule.keys.customer, numbers.fair_keys) {
+        write!(f, ", fair by {key:?} of at most {keys}")?;
+    }
+    match &rule.weight {
+        Some(TableColumn { table, column, .. }) => write!(f, ", weight of {table}.{column}"),
+        None => Ok(()),
     }
 }
 

@@ -9,6 +9,7 @@
 //! - Files with errors (see [`super::resolve`]).
 
 mod budgets;
+mod customers;
 mod never_matches;
 
 use std::collections::HashSet;
@@ -87,6 +88,7 @@ impl DomainLint<'_, '_, '_> {
         self.note_cluster_slots();
         self.warn_unused_overshoot();
         self.lint_budgets();
+        self.warn_invented_customers();
     }
 
     fn warn_unused_overshoot(&mut self) {

@@ -29,6 +29,7 @@ pub(crate) mod overload_answers;
 pub(crate) mod overshoot;
 mod rate_limit_block;
 mod rate_limit_list;
+mod requester_blocks;
 mod time_zone_name;
 mod usage_block;
 mod window;

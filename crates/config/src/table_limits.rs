@@ -22,6 +22,7 @@ use sluicegate_tables::{Amount, ColumnNumber, Lookup, Table};
 use crate::budget::BudgetRule;
 use crate::concurrency::ConcurrencyLimit;
 use crate::kernel::budget::Amount as BudgetAmount;
+use crate::kernel::concurrency::MAX_WEIGHT;
 use crate::kernel::lease::Overshoot;
 use crate::kernel::lease::sizer::{self, LeaseSizing};
 use crate::kernel::proxy_rule::TableRow;
@@ -52,6 +53,7 @@ pub struct TableLimits {
     rates: Vec<Slot<Limit>>,
     permits: Vec<Slot<ConcurrencyLimit>>,
     budgets: Vec<Slot<BudgetAmount>>,
+    weights: Vec<Slot<u32>>,
     /// The amounts that operators set.
     set: Arc<[SetAmount]>,
     version: u32,
@@ -159,17 +161,18 @@ impl TableLimits {
     /// set. The first argument has all limits of the configuration that read tables.
     pub(crate) fn with_tables<'d>(
         &self,
-        (read_by_rates, read_by_permits, read_by_budgets): (
+        (read_by_rates, read_by_permits, read_by_budgets, weight_columns): (
             impl Iterator<Item = (&'d Limit, &'d TableColumn)>,
             impl Iterator<Item = (&'d ConcurrencyLimit, &'d TableColumn)>,
             impl Iterator<Item = (&'d BudgetRule, &'d TableColumn)>,
+            impl Iterator<Item = &'d TableColumn>,
         ),
         tables: Arc<[Arc<Table>]>,
         set: &[SetAmount],
     ) -> Self {
         let sources = (&*tables, set);
         let (mut rates, mut permits) = (self.rates.clone(), self.permits.clone());
-        let mut budgets = self.budgets.clone();
+        let (mut budgets, mut weights) = (self.budgets.clone(), self.weights.clone());
         for (limit, column) in read_by_rates {
             let resize = |number: NonZeroU32| rate_limit_for(limit, column, number);
             renew(&mut rates, column, sources, (resize, None));
@@ -183,8 +186,12 @@ impl TableLimits {
             let resize = |number: NonZeroU32| Some(amount(number.get().into()));
             renew(&mut budgets, column, sources, (resize, Some(amount(0))));
         }
+        for column in weight_columns {
+            let weight = |number: NonZeroU32| Some(number.get().min(MAX_WEIGHT));
+            renew(&mut weights, column, sources, (weight, Some(1)));
+        }
         let (set, version) = (set.into(), self.version.wrapping_add(1));
-        Self { tables, rates, permits, budgets, set, version }
+        Self { tables, rates, permits, budgets, weights, set, version }
     }
 
     /// The number of this set of tables. Grows with each change.
@@ -268,6 +275,19 @@ impl TableLimits {
     ) -> FromTable<'_, BudgetAmount> {
         let slot = self.budgets.get(column.slot as usize);
         slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now))
+    }
+
+    /// Returns the weight of a customer at the instant `now`, 1 to [`MAX_WEIGHT`]. `None` if the table
+    /// has no row for it.
+    #[must_use]
+    pub fn weight(&self, column: &TableColumn, id: &str, now: Nanos) -> Option<u32> {
+        let slot = self.weights.get(column.slot as usize);
+        match slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now)) {
+            FromTable::Limit(weight) => Some(*weight),
+            FromTable::Unlimited => Some(MAX_WEIGHT),
+            FromTable::RuleNumber | FromTable::Blocked => Some(1),
+            FromTable::UnknownId => None,
+        }
     }
 
     /// Returns a sentence about the row of an id and its amount.

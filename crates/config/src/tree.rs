@@ -112,6 +112,7 @@ pub(super) struct ColumnCounts {
     rates: u32,
     permits: u32,
     budgets: u32,
+    weights: u32,
 }
 
 /// The keys and values of a counter key.
@@ -169,9 +170,13 @@ impl DescriptorTree {
         for column in limits.filter_map(|limit| limit.from.as_mut()) {
             column.slot = take(&mut next.rates);
         }
-        let limits = self.concurrency_limits.iter_mut();
-        for column in limits.filter_map(|(_, limit)| limit.from.as_mut()) {
-            column.slot = take(&mut next.permits);
+        for (_, limit) in &mut self.concurrency_limits {
+            if let Some(column) = &mut limit.from {
+                column.slot = take(&mut next.permits);
+            }
+            if let Some(weight) = limit.requesters.as_mut().and_then(|rule| rule.weight.as_mut()) {
+                weight.slot = take(&mut next.weights);
+            }
         }
         let budgets = self.budgets.iter_mut();
         for column in budgets.filter_map(|(_, budget)| budget.from.as_mut()) {

@@ -23,6 +23,15 @@ pub struct Check<'a> {
     pub descriptors: SmallVec<[Descriptor<'a>; 2]>,
 }
 
+impl<'a> Check<'a> {
+    /// Returns the value of the first entry with this key, in any descriptor.
+    #[must_use]
+    pub fn value_of(&self, key: &str) -> Option<&'a str> {
+        let entries = self.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+        entries.into_iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+}
+
 /// An Envoy descriptor: ordered entries, hits, and an optional limit override.
 #[derive(Clone, Debug)]
 pub struct Descriptor<'a> {

@@ -14,7 +14,7 @@ use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
-const BLOCKS: [(&str, &str, &str); 11] = [
+const BLOCKS: [(&str, &str, &str); 13] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
     ("Descriptor", "`descriptors`", "limits.md"),
@@ -23,6 +23,8 @@ const BLOCKS: [(&str, &str, &str); 11] = [
     ("Concurrency", "`concurrency`", "guides/limit-requests-in-flight.md"),
     ("Adaptive", "`adaptive`", "guides/adapt-a-limit.md"),
     ("Queue", "`queue`", "limits.md"),
+    ("Classes", "`classes`", "limits.md"),
+    ("Fair", "`fair`", "limits.md"),
     ("Reject", "`reject`", "limits.md"),
     ("Budget", "`budget`", "limits.md"),
     ("Usage", "`usage`", "limits.md"),

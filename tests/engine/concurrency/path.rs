@@ -3,6 +3,7 @@
 mod early_release;
 mod permit_ids;
 mod reload;
+mod requesters;
 
 use std::pin::Pin;
 use std::sync::Arc;

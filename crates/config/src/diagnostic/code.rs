@@ -183,6 +183,9 @@ codes! {
         "set `do_not_close: true` in `dynamic_module_config`",
     SmallBudget = W35 "a budget below the estimate of a request"
         "lower `at_most` or `estimate` in `usage`, or raise `amount`; see [budgets](../limits.md#budgets)",
+    InventedCustomers = W36 "fair parts for customers that callers may invent"
+        "add `weight: TABLE.COLUMN` to `fair`, and let only the proxy set the entry; see \
+         [classes and fair parts](../limits.md#classes-and-fair-parts)",
 
     SeveralSlots = N40 "how a Redis Cluster charges an `all_or_nothing` domain, or budgets"
         "none needed; see [`colocate`](../limits.md#several-descriptors-in-one-check)",

@@ -2,7 +2,7 @@
 //!
 //! Not covered:
 //! - The blocks in which a key is valid (see [`super::limits_block`]).
-//! - The content of `metadata`, which is free-form.
+//! - The keys inside `metadata` and `up_to`, which are free-form.
 
 use crate::settings::nearest_within;
 
@@ -70,6 +70,11 @@ crate::kernel::named_enum! {
         Status = "status",
         RetryAfter = "retry_after",
         Body = "body",
+        Classes = "classes",
+        UpTo = "up_to",
+        Fair = "fair",
+        Weight = "weight",
+        MaxKeys = "max_keys",
         Budget = "budget",
         Amount = "amount",
         Prepaid = "prepaid",
@@ -129,6 +134,7 @@ impl FieldName {
                 | Self::Max
                 | Self::Increase
                 | Self::Size
+                | Self::MaxKeys
                 | Self::Status
         )
     }
@@ -136,6 +142,11 @@ impl FieldName {
     /// Returns `true` for a key whose value is a list of texts and numbers.
     pub(super) const fn is_list_of_scalars(self) -> bool {
         matches!(self, Self::OverloadedBy | Self::WarnAt)
+    }
+
+    /// Returns `true` for a key whose value is a mapping with keys of the user.
+    pub(super) const fn has_own_keys(self) -> bool {
+        matches!(self, Self::Metadata | Self::UpTo)
     }
 
     /// Returns `true` for a key whose value is one text, number or boolean.
@@ -154,6 +165,9 @@ impl FieldName {
                 | Self::OverloadedBy
                 | Self::Queue
                 | Self::Reject
+                | Self::Classes
+                | Self::UpTo
+                | Self::Fair
                 | Self::Budget
                 | Self::WarnAt
                 | Self::Usage

@@ -6,8 +6,8 @@
 use super::field_name::FieldName;
 use super::typed::{Block, FieldMap, FieldTarget, ListItem};
 use super::{
-    Adaptive, Budget, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
-    Usage,
+    Adaptive, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair, File, Queue,
+    RateLimit, Reject, Usage,
 };
 use crate::diagnostic::{Span, Spanned};
 
@@ -119,6 +119,8 @@ fields! {
         Mode => mode,
         OnStoreFailure => on_store_failure,
         Queue => queue,
+        Classes => classes,
+        Fair => fair,
         MaxDuration => max_duration,
         Reject => reject,
         From => from,
@@ -141,6 +143,8 @@ fields! {
         Aggregate => aggregate
     }
     Queue (span, is_incomplete) { Size => size, Timeout => timeout }
+    Classes (span, is_incomplete) { By => by, UpTo => up_to }
+    Fair (span, is_incomplete) { By => by, Weight => weight, MaxKeys => max_keys }
     Reject (span) { Status => status, RetryAfter => retry_after, Body => body }
 }
 
@@ -151,6 +155,8 @@ impl Block for Calendar {}
 impl Block for Concurrency {}
 impl Block for Adaptive {}
 impl Block for Queue {}
+impl Block for Classes {}
+impl Block for Fair {}
 impl Block for Reject {}
 impl Block for RateLimit {
     /// To decide this, envoyproxy/ratelimit's parser accepts only the spelling `null`.

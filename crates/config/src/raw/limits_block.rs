@@ -4,13 +4,13 @@
 //! - The list is complete: every valid key belongs to at least one block.
 //!
 //! Not covered:
-//! - The content of `metadata`, which is free-form.
+//! - The keys inside `metadata` and `up_to`, which are free-form.
 
 use super::field_name::FieldName;
 use super::typed::ListItem as _;
 use super::{
-    Adaptive, Budget, Calendar, Concurrency, Defaults, Descriptor, File, Queue, RateLimit, Reject,
-    Usage,
+    Adaptive, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair, File, Queue,
+    RateLimit, Reject, Usage,
 };
 use crate::diagnostic::Spanned;
 
@@ -29,6 +29,8 @@ pub(super) enum LimitsBlock {
     Adaptive,
     Queue,
     Reject,
+    Classes,
+    Fair,
     Budget,
     Usage,
     /// Any block under a key that has no effect there.
@@ -36,7 +38,7 @@ pub(super) enum LimitsBlock {
 }
 
 impl LimitsBlock {
-    pub(super) const ALL: [Self; 12] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
@@ -47,6 +49,8 @@ impl LimitsBlock {
         Self::Adaptive,
         Self::Queue,
         Self::Reject,
+        Self::Classes,
+        Self::Fair,
         Self::Budget,
         Self::Usage,
     ];
@@ -63,6 +67,8 @@ impl LimitsBlock {
             Self::Adaptive => "`adaptive`",
             Self::Queue => "`queue`",
             Self::Reject => "`reject`",
+            Self::Classes => "`classes`",
+            Self::Fair => "`fair`",
             Self::Budget => "`budget`",
             Self::Usage => "`usage`",
             Self::WithoutEffect => "an ignored block",
@@ -81,6 +87,8 @@ impl LimitsBlock {
             Self::Adaptive => Adaptive::FIELD_NAMES,
             Self::Queue => Queue::FIELD_NAMES,
             Self::Reject => Reject::FIELD_NAMES,
+            Self::Classes => Classes::FIELD_NAMES,
+            Self::Fair => Fair::FIELD_NAMES,
             Self::Budget => Budget::FIELD_NAMES,
             Self::Usage => Usage::FIELD_NAMES,
             Self::WithoutEffect => &[],
@@ -103,6 +111,8 @@ impl LimitsBlock {
             FieldName::Adaptive => Self::Adaptive,
             FieldName::Queue => Self::Queue,
             FieldName::Reject => Self::Reject,
+            FieldName::Classes => Self::Classes,
+            FieldName::Fair => Self::Fair,
             FieldName::Budget => Self::Budget,
             FieldName::Usage => Self::Usage,
             _ => Self::WithoutEffect,

@@ -4,7 +4,7 @@
 //! Guarantees:
 //! - A key that is known in any block is accepted in every block, as in envoyproxy/ratelimit.
 //! - If a key is repeated or merged (`<<`), only the last value is examined.
-//! - The content of `metadata` is not examined.
+//! - The content of `metadata` and `up_to` is not examined.
 //! - List items must be mappings, except in `overloaded_by` and `warn_at`.
 //! - Other values must be text, integers, booleans or null; decimals only in decimal fields and
 //!   in fields with units.
@@ -77,7 +77,7 @@ impl NameChecker<'_, '_> {
                 matches!(self.tree.kind(self.tree.target(entry.value)), YamlKind::Sequence(_));
             let is_reported_later =
                 is_list && word.is_single_value() && block.field_names().contains(&word);
-            if word != FieldName::Metadata && !is_reported_later {
+            if !word.has_own_keys() && !is_reported_later {
                 self.check_value(word, entry.value, block.child_block(word), todo);
             }
         }

@@ -12,7 +12,8 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde_json::{Value, json};
 
 use crate::budget_amount;
-use crate::concurrency::{DECREASE, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
+use crate::concurrency::{DECREASE, FAIR_KEYS, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
+use crate::kernel::concurrency::MAX_CLASSES;
 use crate::kernel::concurrency::adaptive::Hundredths;
 use crate::resolve::{duration, keywords, overshoot};
 use crate::table_column::TableColumn;
@@ -22,6 +23,9 @@ const NETWORK_PATTERN: &str = "^[0-9A-Fa-f:.]+/[0-9]{1,3}$";
 
 /// The regular expression of the texts of `counter_per`.
 const COUNTER_PATTERN: &str = "^(address|network|/[0-9]{1,3})$";
+
+/// The regular expression of a percentage from `1%` to `100%`.
+const PERCENT_PATTERN: &str = "^([1-9][0-9]?|100)%$";
 
 /// Returns the schema of a text. A YAML number or boolean is accepted as the text that is written.
 pub(super) fn text(_: &mut SchemaGenerator) -> Schema {
@@ -111,7 +115,7 @@ pub(super) fn budget_unit(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn warn_at(_: &mut SchemaGenerator) -> Schema {
-    let percent = json!({"type": "string", "pattern": "^([1-9][0-9]?|100)%$"});
+    let percent = json!({"type": "string", "pattern": PERCENT_PATTERN});
     json_schema!({"type": ["array", "null"], "items": percent})
 }
 
@@ -196,6 +200,17 @@ pub(super) fn increase(_: &mut SchemaGenerator) -> Schema {
 fn decimal(range: &RangeInclusive<Hundredths>) -> Schema {
     let (min, max) = (f64::from(range.start().0) / 100.0, f64::from(range.end().0) / 100.0);
     json_schema!({"type": ["number", "null"], "minimum": min, "maximum": max})
+}
+
+pub(super) fn class_parts(_: &mut SchemaGenerator) -> Schema {
+    let percent = json!({"type": "string", "pattern": PERCENT_PATTERN});
+    let most = MAX_CLASSES;
+    json_schema!({"type": "object", "additionalProperties": percent, "minProperties": 1, "maxProperties": most})
+}
+
+pub(super) fn fair_keys(_: &mut SchemaGenerator) -> Schema {
+    let (min, max) = FAIR_KEYS.into_inner();
+    or_null(&json_schema!({"type": "integer", "minimum": min, "maximum": max}))
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {

@@ -47,8 +47,8 @@ pub(super) fn read(
 /// A key and its value. An alias is replaced by its target.
 #[derive(Clone, Copy)]
 pub(super) struct FieldValue {
-    name: FieldName,
-    value: YamlId,
+    pub(super) name: FieldName,
+    pub(super) value: YamlId,
 }
 
 /// A value with fields, which is a mapping in the file.
@@ -88,7 +88,7 @@ pub(super) struct FileReader<'a, 's> {
     budget: AliasBudget,
     exhausted: bool,
     /// The last node that had a wrong type.
-    mismatched: Option<YamlId>,
+    pub(super) mismatched: Option<YamlId>,
 }
 
 impl FileReader<'_, '_> {
@@ -205,7 +205,7 @@ impl FileReader<'_, '_> {
         }
     }
 
-    fn report_wrong_value(&mut self, field: FieldValue, wanted: &'static str) {
+    pub(super) fn report_wrong_value(&mut self, field: FieldValue, wanted: &'static str) {
         self.report_mismatch(field.value, &ExpectedNode::Field(field.name, wanted));
     }
 }
@@ -384,7 +384,7 @@ pub(super) fn describe_node(tree: &YamlTree<'_>, node: YamlId) -> String {
 
 /// Returns the span of a mapping's first key. A finding about the mapping shows it, because the
 /// whole mapping can have many lines.
-fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
+pub(super) fn first_key_span(tree: &YamlTree<'_>, mapping: YamlId) -> Span {
     tree.pairs(mapping).next().map_or_else(|| tree.span(mapping), |(key, _)| tree.span(key))
 }
 

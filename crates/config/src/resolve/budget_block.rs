@@ -222,7 +222,7 @@ fn not_a_percentage(text: &str) -> (String, String) {
 }
 
 /// Parses a percentage from `1%` to `100%`.
-fn parse_percent(text: &str) -> Option<u8> {
+pub(super) fn parse_percent(text: &str) -> Option<u8> {
     let digits = text.strip_suffix('%')?;
     let is_plain = !digits.starts_with('0') && digits.bytes().all(|byte| byte.is_ascii_digit());
     digits.parse().ok().filter(|percent| is_plain && *percent <= 100)

@@ -13,11 +13,11 @@ use super::keyword_reader::KeywordReader;
 use super::{keywords, overload_answers};
 use crate::concurrency::{
     ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT,
-    LONG_MAX_DURATION, RejectReply, SMALL_LIMIT,
+    LONG_MAX_DURATION, RejectReply, RequesterRule, SMALL_LIMIT,
 };
 use crate::diagnostic::{Code, Span, Spanned};
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
-use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
+use crate::kernel::concurrency::{ClassParts, OverloadAnswers, RetryAfterRule};
 use crate::kernel::units::Nanos;
 use crate::{FallbackMode, RuleNumber, raw};
 
@@ -37,6 +37,13 @@ pub(super) struct ConcurrencyReader<'r, 'f, 'a> {
     pub(super) findings: &'f mut FileFindings<'a>,
 }
 
+/// The meaning of the blocks `classes` and `fair`.
+pub(super) struct RequesterFields {
+    pub(super) classes: ClassParts,
+    pub(super) fair_keys: Option<u32>,
+    pub(super) rule: Option<Box<RequesterRule>>,
+}
+
 impl ConcurrencyReader<'_, '_, '_> {
     /// Returns the validated block, or `None` if it is invalid and the findings contain the reason.
     pub(super) fn read(mut self) -> Option<ConcurrencyLimit> {
@@ -47,6 +54,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         let queue = raw.queue.as_ref().map(|block| self.queue(block));
         let reject = self.reject(raw.reject.as_ref());
         let mode = self.mode();
+        let requesters = self.requesters(mode);
         self.warn_unsuitable_mode(mode, limit);
         let aggregate = self.aggregate(mode);
         let on_store_failure = self.fallback(mode);
@@ -65,6 +73,8 @@ impl ConcurrencyReader<'_, '_, '_> {
             retry_after,
             ..LimiterConfig::fixed(limit?)
         };
+        let RequesterFields { classes, fair_keys, rule: requesters } = requesters?;
+        let rules = LimiterConfig { classes, fair_keys, ..rules };
         Some(ConcurrencyLimit {
             number: RuleNumber::default(),
             has_rate_limit: false,
@@ -78,6 +88,7 @@ impl ConcurrencyReader<'_, '_, '_> {
             path: self.path,
             location: self.location,
             from: None,
+            requesters,
         })
     }
 

@@ -7,7 +7,7 @@
 //! - Whether the service has the table (see `serve`).
 
 use super::domain::DomainReader;
-use super::findings::FileSpan;
+use super::findings::{FileFindings, FileSpan};
 use super::overshoot::{self, OvershootAmount};
 use crate::diagnostic::{Code, Spanned};
 use crate::raw;
@@ -54,12 +54,7 @@ impl DomainReader<'_, '_, '_> {
             self.findings.add(Code::Contradiction, at(by), "`by` needs `from`".to_owned(), fix);
             return None;
         };
-        let Some((table, column)) = TableColumn::parse_names(&from.value) else {
-            let message = format!("`from: {}` is not a table and its column", from.value);
-            let fix = "write `from: TABLE.COLUMN`, such as `from: customers.api`";
-            self.findings.add(Code::BadTableColumn, at(from), message, fix);
-            return None;
-        };
+        let column = parse_column("from", from, at(from), self.findings)?;
         let levels = self.builder.levels(node);
         let entry = match fields.by {
             None => levels.len().checked_sub(1),
@@ -80,7 +75,23 @@ impl DomainReader<'_, '_, '_> {
             self.findings.add(Code::BadTableColumn, at(word), message, fix);
             return None;
         }
-        let (table, column) = (table.into(), column.into());
-        Some(Box::new(TableColumn { table, column, entry, overshoot_part: None, slot: 0 }))
+        Some(Box::new(TableColumn { entry, ..column }))
     }
+}
+
+/// Returns the column that the field `name` names.
+pub(super) fn parse_column(
+    name: &str,
+    word: &Spanned<String>,
+    at: FileSpan,
+    findings: &mut FileFindings<'_>,
+) -> Option<TableColumn> {
+    let Some((table, column)) = TableColumn::parse_names(&word.value) else {
+        let message = format!("`{name}: {}` is not a table and its column", word.value);
+        let fix = format!("write `{name}: TABLE.COLUMN`, such as `{name}: customers.api`");
+        findings.add(Code::BadTableColumn, at, message, fix);
+        return None;
+    };
+    let (table, column) = (table.into(), column.into());
+    Some(TableColumn { table, column, entry: 0, overshoot_part: None, slot: 0 })
 }

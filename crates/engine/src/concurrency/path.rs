@@ -175,7 +175,8 @@ impl Engine {
             };
             // The current configuration has no concurrency limit for this bucket.
             let Some(ceiling) = ceiling else { continue };
-            let held = self.acquire_one(bucket, (current, ceiling), wait, keep).await;
+            let by = self.requester(current, ceiling, question);
+            let held = self.acquire_one((bucket, by), (current, ceiling), wait, keep).await;
             let held =
                 held.map_err(|reason| self.reject(question, (current, ceiling), bucket, reason))?;
             collector.add_verdict(planned, held.is_some());
@@ -294,12 +295,22 @@ impl Engine {
         limit.shadow || self.is_shadow()
     }
 
+    /// Returns the class and the customer of a check, as `limit` tells them apart.
+    fn requester(&self, config: &Config, limit: &ConcurrencyLimit, check: &Check<'_>) -> Requester {
+        let Some(rule) = &limit.requesters else { return Requester::ANY };
+        let weight_of = |customer: &str| match &rule.weight {
+            None => Some(1),
+            Some(column) => config.tables.weight(column, customer, self.clock().now()),
+        };
+        self.concurrency_limits.requester(&rule.keys, |key| check.value_of(key), weight_of)
+    }
+
     /// Acquires one permit. In shadow mode, the check neither queues nor waits for an unknown
     /// share. With a strict limit it waits for the store, which alone knows the permits of the
     /// fleet.
     async fn acquire_one(
         &self,
-        bucket: &CounterKey,
+        (bucket, by): (&CounterKey, Requester),
         (config, limit): (&ActiveConfig, &ConcurrencyLimit),
         wait: WaitDeadlines,
         keep: PermitLifetime,
@@ -324,7 +335,7 @@ impl Engine {
             permit_lifetime: keep,
             queue_timeout,
             store_timeout,
-            by: Requester::ANY,
+            by,
             shared,
         };
         let acquired = match strict_limit {

@@ -16,6 +16,34 @@ pub const MAX_CLASSES: u8 = 8;
 /// The largest weight of a customer.
 pub const MAX_WEIGHT: u32 = 1_000;
 
+/// The entries of a check that tell the class and the customer of its request.
+///
+/// An entry may be in any descriptor; the first one with the key counts.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequesterKeys {
+    /// The key of the entry with the class; `None` without classes.
+    pub class: Option<Box<str>>,
+    /// The names of the classes, the first class first.
+    pub class_names: Box<[Box<str>]>,
+    /// The key of the entry with the customer; `None` without fair parts.
+    pub customer: Option<Box<str>>,
+}
+
+impl RequesterKeys {
+    /// Returns the number of the class of a check. Without the entry, or with another value, it is
+    /// the last class.
+    pub fn class_of<'v>(&self, value_of: impl Fn(&str) -> Option<&'v str>) -> u8 {
+        let name = self.class.as_deref().and_then(value_of);
+        let number = name.and_then(|name| self.class_names.iter().position(|it| **it == *name));
+        number.and_then(|number| u8::try_from(number).ok()).unwrap_or(u8::MAX)
+    }
+
+    /// Returns the customer of a check; `None` without the entry, or if it is empty.
+    pub fn customer_of<'v>(&self, value_of: impl Fn(&str) -> Option<&'v str>) -> Option<&'v str> {
+        self.customer.as_deref().and_then(value_of).filter(|customer| !customer.is_empty())
+    }
+}
+
 /// The class and the customer of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Requester {
@@ -31,6 +59,14 @@ pub struct Requester {
 impl Requester {
     /// A request without a class and without a customer.
     pub const ANY: Self = Self { class: 0, customer: 0, weight: 1 };
+
+    /// Returns a request of `class` and of the customer with this hash. The hash must be keyed, so that
+    /// no caller finds a customer with the hash of another one.
+    #[must_use]
+    pub fn of_customer(class: u8, hash: u64, weight: u32) -> Self {
+        // The two ends of the range are for requests without a customer.
+        Self { class, customer: hash.clamp(1, u64::MAX - 1), weight }
+    }
 }
 
 /// The part of the limit that each class may fill.
