@@ -19,7 +19,6 @@ use super::concurrency::{
 };
 use super::resolve::keywords;
 use super::resolve::overload_answers::AnswerListText;
-use super::table_column::TableColumn;
 use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
 use crate::kernel::budget::Amount;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
@@ -256,7 +255,7 @@ fn write_requesters(
         write!(f, ", fair by {key:?} of at most {keys}")?;
     }
     match &rule.weight {
-        Some(TableColumn { table, column, .. }) => write!(f, ", weight of {table}.{column}"),
+        Some(column) => write!(f, ", weight of {column}"),
         None => Ok(()),
     }
 }

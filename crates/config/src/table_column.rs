@@ -1,5 +1,7 @@
 //! The column of a table that a limit reads.
 
+use std::fmt;
+
 use crate::kernel::proxy_rule::TableRow;
 
 /// The column that a limit reads.
@@ -16,6 +18,13 @@ pub struct TableColumn {
     pub(crate) overshoot_part: Option<u64>,
     /// The number of the limit among the limits that read tables, from 0.
     pub(crate) slot: u32,
+}
+
+/// Formats the column as in a limits file: `customers.api`.
+impl fmt::Display for TableColumn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.table, self.column)
+    }
 }
 
 impl TableColumn {

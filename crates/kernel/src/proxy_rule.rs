@@ -4,7 +4,7 @@ use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 
 use super::concurrency::limiter::LimiterConfig;
-use super::concurrency::{ConcurrencyMode, RejectReply};
+use super::concurrency::{ConcurrencyMode, RejectReply, RequesterKeys};
 use super::coordinator::ConcurrencyFallback;
 use super::coordinator::aggregate::VoteAggregate;
 use super::decision::Verdict;
@@ -32,8 +32,30 @@ pub struct ProxyRule {
     pub counter: Box<[(Box<str>, Box<str>)]>,
     /// The concurrency limit, whatever the handling is.
     pub concurrency: Option<Box<ConcurrencyRule>>,
-    /// The rows of tables that have the numbers of the limits.
+    /// The rows of tables that have the numbers of the limits, and the weights.
     pub rows: Box<[TableRow]>,
+    /// The weights of the customers that the descriptor names.
+    pub weights: Box<[CustomerWeight]>,
+}
+
+/// The weight of the customer that an entry of a descriptor names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CustomerWeight {
+    /// The key of the entry.
+    pub key: Box<str>,
+    /// The column with the weight, `TABLE.COLUMN`.
+    pub column: Box<str>,
+    /// The weight; `None` if the table has no row for the customer.
+    pub weight: Option<u32>,
+}
+
+/// How a proxy tells the requests of a concurrency limit apart.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProxyRequesters {
+    /// The entries of a request with its class and its customer.
+    pub keys: RequesterKeys,
+    /// The column with the weights of customers, `TABLE.COLUMN`. `None`: all have weight 1.
+    pub weight_column: Option<Box<str>>,
 }
 
 /// A row of a table that limits read.
@@ -113,6 +135,8 @@ pub struct ConcurrencyRule {
     pub reject: RejectReply,
     /// `true` if rejections are only reported.
     pub is_shadow: bool,
+    /// How requests are told apart; `None` if they are not.
+    pub requesters: Option<Box<ProxyRequesters>>,
 }
 
 impl ProxyRule {
@@ -129,6 +153,7 @@ impl ProxyRule {
             counter: Box::default(),
             concurrency: None,
             rows: Box::default(),
+            weights: Box::default(),
         }
     }
 }

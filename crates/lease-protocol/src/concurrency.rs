@@ -8,11 +8,11 @@ use sluicegate_kernel::concurrency::adaptive::{
 };
 use sluicegate_kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate_kernel::concurrency::{
-    ConcurrencyMode, OverloadAnswers, RejectReply, RetryAfterRule,
+    ClassParts, ConcurrencyMode, OverloadAnswers, RejectReply, RequesterKeys, RetryAfterRule,
 };
 use sluicegate_kernel::coordinator::ConcurrencyFallback;
 use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
-use sluicegate_kernel::proxy_rule::ConcurrencyRule;
+use sluicegate_kernel::proxy_rule::{ConcurrencyRule, ProxyRequesters};
 use sluicegate_kernel::units::Nanos;
 
 use crate::api::concurrency_limit::{Aggregate, Mode, OnFailure};
@@ -43,6 +43,7 @@ pub fn concurrency_rule(wire: &api::ConcurrencyLimit) -> Option<ConcurrencyRule>
         bucket: wire.bucket.as_slice().into(),
         mode,
         rules: limiter_config(wire)?,
+        requesters: wire.requesters.as_ref().map(|it| Box::new(requesters(it))),
         aggregate: aggregate(wire.aggregate)?,
         max_duration,
         on_failure,
@@ -82,6 +83,7 @@ pub fn concurrency_message(rule: &ConcurrencyRule) -> api::ConcurrencyLimit {
         on_failure: on_failure.into(),
         reject: Some(rejection_message(&rule.reject)),
         shadow: rule.is_shadow,
+        requesters: rule.requesters.as_ref().map(|it| requesters_message(it, &rule.rules)),
     }
 }
 
@@ -117,8 +119,43 @@ fn limiter_config(wire: &api::ConcurrencyLimit) -> Option<LimiterConfig> {
     let retry_after =
         if wire.honors_retry_after { RetryAfterRule::Honour } else { RetryAfterRule::Ignore };
     let overloaded_by = overload_answers(wire)?;
+    let requesters = wire.requesters.as_ref();
+    let classes = requesters.map_or(Some(ClassParts::ONE), class_parts)?;
+    let fair_keys = requesters.filter(|it| !it.customer_key.is_empty()).map(|it| it.max_customers);
     let fixed = LimiterConfig::fixed(wire.limit);
-    Some(LimiterConfig { adaptive, queue, overloaded_by, retry_after, ..fixed })
+    Some(LimiterConfig { adaptive, queue, classes, fair_keys, overloaded_by, retry_after, ..fixed })
+}
+
+fn class_parts(wire: &api::Requesters) -> Option<ClassParts> {
+    if wire.classes.is_empty() {
+        return Some(ClassParts::ONE);
+    }
+    let percents = wire.classes.iter().map(|class| u8::try_from(class.percent).ok());
+    ClassParts::new(&percents.collect::<Option<Vec<_>>>()?)
+}
+
+fn requesters(wire: &api::Requesters) -> ProxyRequesters {
+    let text = |text: &str| Some(Box::from(text)).filter(|_| !text.is_empty());
+    let class_names = wire.classes.iter().map(|class| Box::from(&*class.name)).collect();
+    let (class, customer) = (text(&wire.class_key), text(&wire.customer_key));
+    let keys = RequesterKeys { class, class_names, customer };
+    ProxyRequesters { keys, weight_column: text(&wire.weight_column) }
+}
+
+fn requesters_message(rule: &ProxyRequesters, numbers: &LimiterConfig) -> api::Requesters {
+    let text = |text: &Option<Box<str>>| text.as_deref().unwrap_or_default().to_owned();
+    let named = rule.keys.class_names.iter().zip(numbers.classes.percents());
+    let classes = named.map(|(name, percent)| api::RequestClass {
+        name: name.to_string(),
+        percent: u32::from(*percent),
+    });
+    api::Requesters {
+        class_key: text(&rule.keys.class),
+        classes: classes.collect(),
+        customer_key: text(&rule.keys.customer),
+        max_customers: numbers.fair_keys.unwrap_or_default(),
+        weight_column: text(&rule.weight_column),
+    }
 }
 
 fn overload_answers(wire: &api::ConcurrencyLimit) -> Option<OverloadAnswers> {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use sluicegate_kernel::decision::Verdict;
 use sluicegate_kernel::lease::sizer::LeaseSizing;
 use sluicegate_kernel::lease::{LeaseTerms, Overshoot};
-use sluicegate_kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule, TableRow};
+use sluicegate_kernel::proxy_rule::{
+    CustomerWeight, ProxyHandling, ProxyLimit, ProxyRule, TableRow,
+};
 use sluicegate_kernel::units::{Hits, Nanos};
 
 use crate::api::lease_sizes::Sizes;
@@ -48,6 +50,7 @@ pub fn proxy_rule(wire: &api::RuleReply) -> Option<ProxyRule> {
         counter: wire.counter.iter().map(entry).collect(),
         concurrency,
         rows: wire.rows.iter().map(|row| TableRow::new(&row.table, &row.id)).collect(),
+        weights: wire.weights.iter().map(customer_weight).collect(),
     })
 }
 
@@ -73,6 +76,7 @@ pub fn proxy_rule_message(rule: &ProxyRule) -> api::RuleReply {
         leased: limits.iter().map(limit_message).collect(),
         concurrency: rule.concurrency.as_deref().map(concurrency_message),
         rows: rule.rows.iter().map(row_message).collect(),
+        weights: rule.weights.iter().map(weight_message).collect(),
     }
 }
 
@@ -86,6 +90,16 @@ pub fn row_hashes<R: FromIterator<u64>>(wire: &[api::TableRow]) -> R {
 #[must_use]
 pub fn row_message(row: &TableRow) -> api::TableRow {
     api::TableRow { table: row.table.to_string(), id: row.id.to_string() }
+}
+
+fn customer_weight(wire: &api::CustomerWeight) -> CustomerWeight {
+    let (key, column) = (wire.key.as_str().into(), wire.column.as_str().into());
+    CustomerWeight { key, column, weight: wire.weight }
+}
+
+fn weight_message(weight: &CustomerWeight) -> api::CustomerWeight {
+    let (key, column) = (weight.key.to_string(), weight.column.to_string());
+    api::CustomerWeight { key, column, weight: weight.weight }
 }
 
 fn proxy_limit(wire: &api::LeasedLimit) -> Option<ProxyLimit> {

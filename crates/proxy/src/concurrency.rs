@@ -29,7 +29,7 @@ use crate::connection::Connection;
 use crate::found_rule::FoundRule;
 use crate::kernel::concurrency::{ConcurrencyMode, Requester};
 use crate::kernel::decision::{Reason, RuleVerdict};
-use crate::kernel::proxy_rule::ConcurrencyRule;
+use crate::kernel::proxy_rule::{ConcurrencyRule, CustomerWeight};
 use crate::kernel::units::Nanos;
 use crate::limits_version::LimitsVersion;
 use crate::permits::Permits;
@@ -105,7 +105,8 @@ impl Concurrency {
             if MAX_BUCKET_BYTES < limit.bucket.len() {
                 return Err(Box::new(Answer::rejected(limit, Reason::TooManyBuckets)));
             }
-            let result = self.acquire_one(limit, version, wait).await;
+            let by = requester(self.limits(), limit, rules);
+            let result = self.acquire_one((limit, by), version, wait).await;
             match self.apply_result(limit, result)? {
                 Acquired::Permit(permit) => acquired.permits.add(permit),
                 Acquired::Shadow => {}
@@ -123,7 +124,7 @@ impl Concurrency {
 
     async fn acquire_one(
         &self,
-        limit: &ConcurrencyRule,
+        (limit, by): (&ConcurrencyRule, Requester),
         version: LimitsVersion,
         wait: WaitSettings,
     ) -> Result<PermitGuard, AcquireError> {
@@ -143,7 +144,7 @@ impl Concurrency {
             bucket: &limit.bucket,
             limit_path: &limit.path,
             revision: version.revision(),
-            by: Requester::ANY,
+            by,
             rules: &rules_at_process(&limit.rules, shared.as_ref(), strict.as_ref()),
             // The proxy reports the end of each request.
             permit_lifetime: None,
@@ -215,6 +216,30 @@ async fn report_forever(
         // The reply to a heartbeat: a proxy sends none.
         let _none = reporter.report(&clock, &*store, parts).await;
     }
+}
+
+/// Returns the class and the customer of a request with these rules, one for each of its descriptors.
+fn requester(
+    limits: &ConcurrencyLimits,
+    limit: &ConcurrencyRule,
+    rules: &[FoundRule],
+) -> Requester {
+    let Some(told) = &limit.requesters else { return Requester::ANY };
+    let entry = |key: &str| {
+        rules.iter().find_map(|rule| {
+            let mut entries = rule.descriptor().entries.iter();
+            entries.find(|(name, _)| **name == *key).map(|(_, value)| (rule, &**value))
+        })
+    };
+    let weight_of = |_: &str| {
+        let Some(column) = &told.weight_column else { return Some(1) };
+        let (key, (rule, _)) = (&told.keys.customer, entry(told.keys.customer.as_deref()?)?);
+        let is_it = |weight: &&CustomerWeight| {
+            weight.column == *column && Some(&weight.key) == key.as_ref()
+        };
+        rule.reply.weights.iter().find(is_it)?.weight
+    };
+    limits.requester(&told.keys, |key| entry(key).map(|(_, value)| value), weight_of)
 }
 
 fn shared_limit(limit: &ConcurrencyRule) -> SharedLimit {

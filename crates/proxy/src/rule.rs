@@ -12,7 +12,9 @@ use crate::answer::{ReportedLimit, RuleAnswer};
 use crate::kernel::decision::{Cost, Enforcement, RuleVerdict, Verdict};
 use crate::kernel::key::{CounterKey, KeyStrategy};
 use crate::kernel::lease::LeaseTerms;
-use crate::kernel::proxy_rule::{ProxyHandling, ProxyLimit, ProxyRule, TableRow};
+use crate::kernel::proxy_rule::{
+    CustomerWeight, ProxyHandling, ProxyLimit, ProxyRequesters, ProxyRule, TableRow,
+};
 use crate::kernel::rate::fixed_window::Windows;
 use crate::kernel::rate::{CounterDecision, Headroom, Strategy};
 use crate::kernel::units::{Hits, Nanos, Unit};
@@ -93,10 +95,17 @@ impl KnownRule {
         let limit = |limit: &ProxyLimit| size_of::<ProxyLimit>() + text(&limit.name);
         let limits = self.limits().iter().map(limit).sum::<usize>();
         let concurrency = self.reply.concurrency.as_ref().map_or(0, |limit| {
-            size_of_val(&**limit) + limit.bucket.len() + limit.path.len() + limit.reject.body.len()
+            let texts = limit.bucket.len() + limit.path.len() + limit.reject.body.len();
+            size_of_val(&**limit) + texts + limit.requesters.as_deref().map_or(0, requesters_bytes)
         });
         let texts = self.usage.descriptor.text_bytes() + text(&self.reply.path);
-        RULE_BYTES + size_of_val(&*self.rows) + texts + charges + limits + concurrency
+        let weights = self
+            .reply
+            .weights
+            .iter()
+            .map(|weight| size_of::<CustomerWeight>() + weight.key.len() + weight.column.len());
+        let tables = size_of_val(&*self.rows) + weights.sum::<usize>();
+        RULE_BYTES + tables + texts + charges + limits + concurrency
     }
 
     pub(crate) fn is_expired(&self, now: Nanos) -> bool {
@@ -150,6 +159,13 @@ impl KnownRule {
         let is_denied = !verdict.is_allowed();
         if is_denied && self.reply.is_shadow { RuleVerdict::ShadowDeny } else { verdict }
     }
+}
+
+fn requesters_bytes(rule: &ProxyRequesters) -> usize {
+    let keys = [&rule.keys.class, &rule.keys.customer, &rule.weight_column];
+    let names = rule.keys.class_names.iter().map(|name| size_of::<Box<str>>() + name.len());
+    let texts = keys.into_iter().flatten().map(|text| text.len()).chain(names);
+    size_of::<ProxyRequesters>() + texts.sum::<usize>()
 }
 
 /// Adds the outcome of the charge of one limit.

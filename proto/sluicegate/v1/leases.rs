@@ -173,9 +173,12 @@ pub struct RuleReply {
     /// The concurrency limit of the descriptor. Absent if it has none. A request needs a permit, whatever `handling` is.
     #[prost(message, optional, tag = "9")]
     pub concurrency: ::core::option::Option<ConcurrencyLimit>,
-    /// The rows of tables that have the numbers of the limits; see `RowsChanged`.
+    /// The rows of tables that have the numbers of the limits, and the weights; see `RowsChanged`.
     #[prost(message, repeated, tag = "10")]
     pub rows: ::prost::alloc::vec::Vec<TableRow>,
+    /// The weights of the customers that the descriptor names, for concurrency limits of this or another descriptor.
+    #[prost(message, repeated, tag = "11")]
+    pub weights: ::prost::alloc::vec::Vec<CustomerWeight>,
 }
 /// Nested message and enum types in `RuleReply`.
 pub mod rule_reply {
@@ -753,7 +756,7 @@ pub struct KeyUsage {
     pub denied_hits: u64,
 }
 /// A concurrency limit, as the proxy enforces it.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ConcurrencyLimit {
     /// The path of the rule.
     #[prost(string, tag = "1")]
@@ -793,6 +796,9 @@ pub struct ConcurrencyLimit {
     /// True if rejections are only reported.
     #[prost(bool, tag = "14")]
     pub shadow: bool,
+    /// The classes and customers of requests. Absent: the limit does not tell requests apart.
+    #[prost(message, optional, tag = "15")]
+    pub requesters: ::core::option::Option<Requesters>,
 }
 /// Nested message and enum types in `ConcurrencyLimit`.
 pub mod concurrency_limit {
@@ -929,6 +935,47 @@ pub mod concurrency_limit {
             }
         }
     }
+}
+/// The entries of a request that tell its class and its customer. They may be in any descriptor; the first one counts.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Requesters {
+    /// The key of the entry with the class. Empty if there are no classes.
+    #[prost(string, tag = "1")]
+    pub class_key: ::prost::alloc::string::String,
+    /// The classes, the first one first: at most 8. A request of another class, or without the entry, has the last one.
+    #[prost(message, repeated, tag = "2")]
+    pub classes: ::prost::alloc::vec::Vec<RequestClass>,
+    /// The key of the entry with the customer. Empty if customers are not counted apart.
+    #[prost(string, tag = "3")]
+    pub customer_key: ::prost::alloc::string::String,
+    /// The most customers that are counted apart.
+    #[prost(uint32, tag = "4")]
+    pub max_customers: u32,
+    /// The column with the weights of customers; see `CustomerWeight`. Empty: all have weight 1.
+    #[prost(string, tag = "5")]
+    pub weight_column: ::prost::alloc::string::String,
+}
+/// A class of requests.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct RequestClass {
+    #[prost(string, tag = "1")]
+    pub name: ::prost::alloc::string::String,
+    /// The part of the limit that requests in flight may fill, in percent: 1 to 100, at most that of the class before.
+    #[prost(uint32, tag = "2")]
+    pub percent: u32,
+}
+/// The weight of the customer that an entry of a descriptor names.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CustomerWeight {
+    /// The key of the entry.
+    #[prost(string, tag = "1")]
+    pub key: ::prost::alloc::string::String,
+    /// The column, `TABLE.COLUMN`.
+    #[prost(string, tag = "2")]
+    pub column: ::prost::alloc::string::String,
+    /// 1 to 1,000. Absent if the table has no row for the customer: all such customers count as one.
+    #[prost(uint32, optional, tag = "3")]
+    pub weight: ::core::option::Option<u32>,
 }
 /// The adaptation of a concurrency limit to latency.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -12,6 +12,7 @@ mod outage;
 mod queue;
 mod random_faults;
 mod recording_upstream;
+mod requesters;
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};

@@ -15,11 +15,18 @@ pub const MAX_SEARCHED_NODES: usize = 10_000;
 
 impl DescriptorTree {
     /// Returns `true` if a descriptor with these keys, in this order, may match a rate limit or a
-    /// concurrency limit. Cost: reads all nodes.
+    /// concurrency limit, or if one tells a class or customer. Cost: reads all nodes.
     #[must_use]
     pub fn may_limit_keys(&self, keys: &[&str]) -> bool {
         MAX_SEARCHED_NODES < self.nodes().count()
             || self.nodes().any(|node| self.has_limit(node) && self.may_match_keys(node, keys))
+            || self.requester_keys().any(|key| keys.contains(&key))
+    }
+
+    /// Returns the keys of the entries with classes and customers.
+    fn requester_keys(&self) -> impl Iterator<Item = &str> {
+        let rules = self.concurrency_limits().filter_map(|limit| limit.requesters.as_ref());
+        rules.flat_map(|rule| [&rule.keys.class, &rule.keys.customer]).flatten().map(|key| &**key)
     }
 
     fn has_limit(&self, node: NodeId) -> bool {

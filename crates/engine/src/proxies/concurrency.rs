@@ -14,12 +14,13 @@ use std::num::NonZeroU32;
 use crate::Engine;
 use crate::active_config::ActiveConfig;
 use crate::concurrency::bucket_name::{bucket_of, limit_from_table, limit_of_bucket};
-use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
+use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode, RequesterRule};
 use crate::config::{Config, Domain};
 use crate::fleet::membership::Membership;
 use crate::fleet::reporter::{FleetReporter, SharePace};
 use crate::kernel::decision::{Reason, RuleVerdict, Verdict};
-use crate::kernel::proxy_rule::ConcurrencyRule;
+use crate::kernel::proxy_rule::{ConcurrencyRule, CustomerWeight, ProxyRequesters, TableRow};
+use crate::kernel::units::Nanos;
 use crate::telemetry::event::{ConcurrencyLimitExceeded, Event as _, ProxyDecisions};
 
 /// The decisions of a proxy about the permits of one bucket, since its last report.
@@ -55,6 +56,7 @@ impl Engine {
             on_failure: limit.on_store_failure,
             reject: limit.reject.clone(),
             is_shadow: limit.shadow || self.is_shadow(),
+            requesters: limit.requesters.as_deref().map(|rule| Box::new(proxy_requesters(rule))),
         }))
     }
 
@@ -99,6 +101,33 @@ impl Engine {
             ConcurrencyLimitExceeded { limit: path, reason, is_enforced, count: shadow }.emit();
         }
     }
+}
+
+fn proxy_requesters(rule: &RequesterRule) -> ProxyRequesters {
+    let weight_column = rule.weight.as_ref().map(|column| column.to_string().into());
+    ProxyRequesters { keys: rule.keys.clone(), weight_column }
+}
+
+/// Returns the weights of the customers that a descriptor names, each with its row.
+pub(super) fn customer_weights(
+    config: &Config,
+    domain: &Domain,
+    entries: &[(&str, &str)],
+    now: Nanos,
+) -> (Vec<CustomerWeight>, Vec<TableRow>) {
+    let (mut weights, mut rows) = (Vec::<CustomerWeight>::new(), Vec::new());
+    for rule in domain.tree.concurrency_limits().filter_map(|limit| limit.requesters.as_deref()) {
+        let (Some(column), Some(key)) = (&rule.weight, &rule.keys.customer) else { continue };
+        let Some((_, id)) = entries.iter().find(|(name, _)| **name == **key) else { continue };
+        let name = column.to_string();
+        if weights.iter().any(|known| known.key == *key && *known.column == *name) {
+            continue;
+        }
+        let weight = config.tables.weight(column, id, now);
+        weights.push(CustomerWeight { key: key.clone(), column: name.into(), weight });
+        rows.push(TableRow::new(&column.table, id));
+    }
+    (weights, rows)
 }
 
 fn count_rejections(config: &ActiveConfig, limit: &ConcurrencyLimit, reason: Reason, count: u64) {

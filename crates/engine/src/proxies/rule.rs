@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use super::ProxyConnection;
+use super::concurrency::customer_weights;
 use super::counter::one_descriptor;
 use crate::Engine;
 use crate::config::tree::KeyEntries;
@@ -74,13 +75,14 @@ impl Engine {
             return ProxyRule { is_for_any_values: true, ..unlimited };
         };
         let concurrency = self.proxy_concurrency_limit((config, domain), entries);
-        let rows = rows_of(domain, entries);
+        let (weights, weight_rows) = customer_weights(config, domain, entries, now);
+        let (weights, rows) = (weights.into(), rows_of(domain, entries, weight_rows));
         let rows_end = rows.iter().filter_map(|row| config.tables.next_end(row, now)).min();
         let shadow_end = self.shadow_end().filter(|end| *end != Nanos(u64::MAX));
         let Some((rule, counter)) = domain.tree.rule_and_key(entries.iter().copied()) else {
             let valid_for = shadow_end.into_iter().chain(rows_end).min().map(|at| at.since(now));
             let unmatched = unmatched_rule(domain, entries, limits);
-            return ProxyRule { valid_for, concurrency, rows, ..unmatched };
+            return ProxyRule { valid_for, concurrency, rows, weights, ..unmatched };
         };
         let check = one_descriptor(&domain.name, entries, Hits(0));
         let mut plan = CheckPlan::default();
@@ -100,19 +102,20 @@ impl Engine {
             counter,
             concurrency,
             rows,
+            weights,
             ..ProxyRule::unmatched(planned.handling(), limits)
         }
     }
 }
 
-/// Returns the rows of tables that the limits of a descriptor read.
-fn rows_of(domain: &Domain, entries: Entries<'_>) -> Box<[TableRow]> {
+/// Returns the rows of tables that the limits of a descriptor read, and those of its weights.
+fn rows_of(domain: &Domain, entries: Entries<'_>, weights: Vec<TableRow>) -> Box<[TableRow]> {
     let rule = domain.tree.rule_and_key(entries.iter().copied()).map(|(rule, _)| rule);
     let rates = rule.into_iter().flat_map(|rule| &rule.limits).map(|limit| &limit.from);
     let permits = domain.tree.lookup_concurrency_limit(entries.iter().copied());
     let permits = permits.iter().map(|found| &found.limit.from);
     let columns = rates.chain(permits).flatten();
-    let mut rows: Vec<_> = columns.map(|column| column.row_of(entries)).collect();
+    let mut rows: Vec<_> = columns.map(|column| column.row_of(entries)).chain(weights).collect();
     rows.dedup();
     rows.into()
 }

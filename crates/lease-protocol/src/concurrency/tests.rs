@@ -62,6 +62,22 @@ fn limiter_configs() -> impl Strategy<Value = LimiterConfig> {
     )
 }
 
+/// How requests are told apart, with the numbers of the limiter.
+fn requesters() -> impl Strategy<Value = (ProxyRequesters, ClassParts, Option<u32>)> {
+    let parts = prop::collection::vec(1_u8..=100, 0..=8);
+    let texts = || prop::option::of(".{1,9}".prop_map(Box::<str>::from));
+    (parts, texts(), texts(), texts(), any::<u32>()).prop_map(
+        |(mut parts, class, customer, weight_column, max_customers)| {
+            parts.sort_unstable_by_key(|part| std::cmp::Reverse(*part));
+            let class_names = parts.iter().map(|part| format!("class {part}").into()).collect();
+            let classes = ClassParts::new(&parts).unwrap_or(ClassParts::ONE);
+            let fair_keys = customer.is_some().then_some(max_customers);
+            let keys = RequesterKeys { class, class_names, customer };
+            (ProxyRequesters { keys, weight_column }, classes, fair_keys)
+        },
+    )
+}
+
 pub(crate) fn rules() -> impl Strategy<Value = ConcurrencyRule> {
     let mode = prop_oneof![
         Just(ConcurrencyMode::Local),
@@ -79,8 +95,20 @@ pub(crate) fn rules() -> impl Strategy<Value = ConcurrencyRule> {
     );
     let bucket = prop::collection::vec(any::<u8>(), 1..40);
     let enums = (mode, aggregate, on_failure, any::<bool>());
-    (bucket, enums, limiter_configs(), times(), reject).prop_map(
-        |(bucket, (mode, aggregate, on_failure, is_shadow), rules, max_duration, reject)| {
+    let rules = (limiter_configs(), prop::option::of(requesters()));
+    (bucket, enums, rules, times(), reject).prop_map(
+        |(
+            bucket,
+            (mode, aggregate, on_failure, is_shadow),
+            (rules, told),
+            max_duration,
+            reject,
+        )| {
+            let (requesters, classes, fair_keys) = match told {
+                Some((rule, classes, keys)) => (Some(Box::new(rule)), classes, keys),
+                None => (None, ClassParts::ONE, None),
+            };
+            let rules = LimiterConfig { classes, fair_keys, ..rules };
             ConcurrencyRule {
                 path: "shop.user".into(),
                 bucket: bucket.into(),
@@ -91,6 +119,7 @@ pub(crate) fn rules() -> impl Strategy<Value = ConcurrencyRule> {
                 on_failure,
                 reject,
                 is_shadow,
+                requesters,
             }
         },
     )
@@ -114,12 +143,21 @@ fn message() -> api::ConcurrencyLimit {
         on_failure: ConcurrencyFallback::Local,
         reject: RejectReply { status: 503, retry_after: None, body: "busy".into() },
         is_shadow: false,
+        requesters: Some(Box::new(ProxyRequesters {
+            keys: RequesterKeys::default(),
+            weight_column: None,
+        })),
     })
+}
+
+fn classes(percents: &[u32]) -> Vec<api::RequestClass> {
+    let class = |percent: &u32| api::RequestClass { name: "c".to_owned(), percent: *percent };
+    percents.iter().map(class).collect()
 }
 
 #[test]
 fn limits_with_undefined_values_are_refused() {
-    let broken: [fn(&mut api::ConcurrencyLimit); 10] = [
+    let broken: [fn(&mut api::ConcurrencyLimit); 12] = [
         |limit| limit.mode = 0,
         |limit| limit.on_failure = 9,
         |limit| limit.aggregate = 0,
@@ -130,6 +168,8 @@ fn limits_with_undefined_values_are_refused() {
         |limit| limit.overload_http.push(600),
         |limit| limit.overload_grpc.push(0),
         |limit| limit.adaptive = Some(api::AdaptiveLimit::default()),
+        |limit| limit.requesters.as_mut().unwrap().classes = classes(&[101]),
+        |limit| limit.requesters.as_mut().unwrap().classes = classes(&[100, 20, 50]),
     ];
     assert!(concurrency_rule(&message()).is_some());
     for (index, change) in broken.iter().enumerate() {

@@ -57,6 +57,12 @@ fn rules() -> impl Generator<Value = ProxyRule> {
     });
     let concurrency = prop::option::of(concurrency_rules().prop_map(Box::new));
     let validity = prop::option::of(times());
+    let weight =
+        (".{0,9}", ".{0,9}", prop::option::of(any::<u32>())).prop_map(|(key, column, weight)| {
+            CustomerWeight { key: key.into(), column: column.into(), weight }
+        });
+    let weights = prop::collection::vec(weight, 0..4).prop_map(Box::from);
+    let concurrency = (concurrency, weights);
     (handling, any::<(u64, bool, bool)>(), validity, texts(), counter, concurrency).prop_map(
         |(
             handling,
@@ -64,7 +70,7 @@ fn rules() -> impl Generator<Value = ProxyRule> {
             valid_for,
             path,
             counter,
-            concurrency,
+            (concurrency, weights),
         )| {
             ProxyRule {
                 valid_for,
@@ -73,6 +79,7 @@ fn rules() -> impl Generator<Value = ProxyRule> {
                 is_shadow,
                 counter,
                 concurrency,
+                weights,
                 ..ProxyRule::unmatched(handling, limits)
             }
         },
