@@ -32,7 +32,7 @@ pub(super) fn record(
     match result {
         Ok(RecordingEnd { recorded, dropped }) => {
             let out = args.out.display();
-            writeln!(terminal.out, "{recorded} checks recorded in {out}, {dropped} dropped")?;
+            writeln!(terminal.out, "{recorded} calls recorded in {out}, {dropped} dropped")?;
             Ok(CommandOutcome::Success)
         }
         Err(message) => {

@@ -1,27 +1,27 @@
 //! Compares the decisions of two configurations for one recording.
 //!
 //! Guarantees:
-//! - Only checks that charge at least one hit are counted. Peeks and refunds change no count.
+//! - Only checks that reserve, or charge at least one hit, are counted. Peeks and refunds change no count.
 //! - `newly_denied` are checks that the old limits allow and the new limits deny.
 //! - An id of a table that the recording hides is in no report.
 //!
 //! Not covered:
 //! - Rules in shadow mode: they deny nothing.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::io::Read;
 
-use super::engine::ReplayEngine;
+use super::engine::{ReplayEngine, ReplayedDecision};
+use super::warnings::{missing_tables, new_patterns, recording_warnings};
+use crate::config::Config;
 use crate::config::descriptor_text::format_entries;
-use crate::config::{Config, TableColumn};
-use crate::engine::Decision;
 use crate::kernel::decision::{Check, Cost, Verdict};
 use crate::kernel::units::{Hits, Nanos};
 use crate::recording::block::RecordedBlock;
 use crate::recording::hashed_values::HashedValues;
-use crate::recording::percent::Percent;
 use crate::recording::{
-    CheckOutcome, RecordedDecision, RecordingEnd, RecordingError, RecordingHeader, RecordingReader,
+    CheckOutcome, RecordedBudgets, RecordedCall, RecordingEnd, RecordingError, RecordingHeader,
+    RecordingReader,
 };
 
 /// The largest number of keys that are counted separately.
@@ -37,7 +37,7 @@ pub struct Comparison {
     pub header: RecordingHeader,
     /// The end of the recording; `None` if it was interrupted.
     pub end: Option<RecordingEnd>,
-    /// The checks that are counted: those that charge at least one hit.
+    /// The checks that are counted: those that reserve, or charge at least one hit.
     pub checks: u64,
     /// The time from the first to the last check.
     pub duration: Nanos,
@@ -120,7 +120,7 @@ struct Replay {
     first: Option<Nanos>,
     last: Nanos,
     unmatched_patterns: Vec<String>,
-    unread_columns: BTreeSet<String>,
+    missing_tables: Vec<String>,
 }
 
 impl Replay {
@@ -131,7 +131,7 @@ impl Replay {
             (Some(new), Some(_)) => new_patterns(&old, new),
             _ => Vec::new(),
         };
-        let unread_columns = [&old].into_iter().chain(&new).flat_map(unread_columns).collect();
+        let missing_tables = missing_tables([&old].into_iter().chain(&new));
         Self {
             old: ReplayEngine::new(old, header),
             new: new.map(|new| (ReplayEngine::new(new, header), Changes::default())),
@@ -143,7 +143,7 @@ impl Replay {
             first: None,
             last: header.started_at,
             unmatched_patterns,
-            unread_columns,
+            missing_tables,
         }
     }
 
@@ -151,25 +151,33 @@ impl Replay {
         if let Some(hashed_values) = &self.hashed_values {
             block.replace_texts(|text| hashed_values.restore(text));
         }
-        for (check, recorded) in block.checks() {
-            self.run_check(&check, recorded);
+        for call in block.calls() {
+            if call.budgets.is_check() {
+                self.run_check(&call);
+                continue;
+            }
+            self.old.end_call(&call);
+            if let Some((engine, _)) = &mut self.new {
+                engine.end_call(&call);
+            }
         }
     }
 
-    fn run_check(&mut self, check: &Check<'_>, recorded: RecordedDecision<'_>) {
-        let time = recorded.time;
-        self.first.get_or_insert(time);
-        self.last = self.last.max(time);
-        let Some(old) = self.old.decide(time, check) else {
+    fn run_check(&mut self, call: &RecordedCall<'_>) {
+        let RecordedCall { check, decision: recorded, budgets } = call;
+        self.first.get_or_insert(recorded.time);
+        self.last = self.last.max(recorded.time);
+        let Some(old) = self.old.decide_call(call) else {
             self.invalid += 1;
             return;
         };
         self.recorded.add(recorded.outcome, old.verdict);
-        let counts = check.descriptors.iter().any(|one| is_charge(one.cost));
+        let counts = matches!(budgets, RecordedBudgets::Reserve(_))
+            || check.descriptors.iter().any(|one| is_charge(one.cost));
         self.checks += u64::from(counts);
         self.old_denied += u64::from(counts && old.verdict == Verdict::Deny);
         if let Some((engine, changes)) = &mut self.new
-            && let Some(new) = engine.decide(time, check)
+            && let Some(new) = engine.decide_call(call)
             && counts
         {
             changes.add(check, (&old, &new), self.hashed_values.as_ref());
@@ -205,53 +213,9 @@ impl Replay {
                  --keys clear"
             )
         }));
-        warnings.extend(self.unread_columns.iter().cloned());
+        warnings.extend(self.missing_tables.iter().cloned());
         warnings
     }
-}
-
-/// Returns remarks about a recording from which checks are missing.
-pub(super) fn recording_warnings(
-    header: &RecordingHeader,
-    end: Option<RecordingEnd>,
-) -> Vec<String> {
-    let mut warnings = Vec::new();
-    match end {
-        None => warnings.push("the recording was interrupted; its last checks are missing".into()),
-        Some(RecordingEnd { dropped: 0, .. }) => {}
-        Some(RecordingEnd { dropped, .. }) => {
-            warnings.push(format!("{dropped} checks are missing; record a smaller sample"));
-        }
-    }
-    if header.sample != Percent::ALL {
-        warnings.push(format!(
-            "sample of {} of the keys: checks have only their sampled descriptors",
-            header.sample
-        ));
-    }
-    warnings
-}
-
-/// Returns the patterns of `new` that `old` lacks.
-fn new_patterns(old: &Config, new: &Config) -> Vec<String> {
-    let patterns = |config: &Config| {
-        let trees = config.domains.values().map(|domain| &domain.tree);
-        trees.flat_map(|tree| tree.patterns_of_all_levels().map(str::to_owned)).collect()
-    };
-    let (old, new): (BTreeSet<String>, BTreeSet<String>) = (patterns(old), patterns(new));
-    new.difference(&old).cloned().collect()
-}
-
-/// Returns remarks about the limits that read a column which is not there.
-fn unread_columns(config: &Config) -> impl Iterator<Item = String> {
-    config.rates_of_tables().filter_map(|(_, TableColumn { table, column, .. })| {
-        let effect = "so the limit's own number applies";
-        match config.tables.table(table) {
-            None => Some(format!("table `{table}` is not given (--old-tables), {effect}")),
-            Some(read) if read.column(column).is_some() => None,
-            Some(_) => Some(format!("table `{table}` has no column `{column}`, {effect}")),
-        }
-    })
 }
 
 const fn is_charge(cost: Cost) -> bool {
@@ -274,7 +238,7 @@ impl Changes {
     fn add(
         &mut self,
         check: &Check<'_>,
-        (old, new): (&Decision, &Decision),
+        (old, new): (&ReplayedDecision, &ReplayedDecision),
         hashed_values: Option<&HashedValues>,
     ) {
         self.denied += u64::from(new.verdict == Verdict::Deny);
@@ -317,19 +281,16 @@ impl ChangedChecks {
     }
 }
 
-/// Returns the domain and the entries of the first descriptor that denied.
+/// Returns the domain and the entries of the first descriptor that denied; of a budget, those of its key.
 fn denied_key(
     check: &Check<'_>,
-    denial: &Decision,
+    denial: &ReplayedDecision,
     hashed_values: Option<&HashedValues>,
 ) -> String {
-    let has_denied = |index: &usize| {
-        denial.statuses.get(*index).is_some_and(|one| one.decision.verdict == Verdict::Deny)
-    };
-    let index = denial.binding.filter(has_denied);
-    let index = index.or_else(|| (0..denial.statuses.len()).find(has_denied));
-    let descriptor = index.and_then(|index| check.descriptors.get(index));
-    let entries = descriptor.into_iter().flat_map(|one| one.entries.iter().copied());
+    let denied = denial.denied_key.and_then(|(index, length)| {
+        check.descriptors.get(index).map(|one| one.entries.iter().copied().take(length))
+    });
+    let entries = denied.into_iter().flatten();
     let shown: Vec<_> = entries
         .map(|(key, value)| (key, hashed_values.map_or(value.into(), |known| known.hide(value))))
         .collect();

@@ -11,6 +11,9 @@
 //! - Windows are those of `fixed_window`, aligned to the Unix epoch.
 //! - The denied share of each limit is found by replaying the recording with it.
 //! - At most [`MAX_KEYS`] keys are counted; further ones are reported.
+//!
+//! Not covered:
+//! - Budgets: reserves count as checks of their hits, and settles are left out.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hasher as _;
@@ -20,9 +23,9 @@ use fnv::FnvBuildHasher;
 use serde_json::{Value, json};
 use siphasher::sip128::{Hasher128 as _, SipHasher13};
 
-use super::comparison::recording_warnings;
 use super::engine::ReplayEngine;
 use super::limits_yaml::{SuggestedLimit, unit_name, write_limits};
+use super::warnings::recording_warnings;
 use crate::config::load;
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::units::{Hits, Nanos, Revision, Unit};

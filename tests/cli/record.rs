@@ -153,7 +153,7 @@ fn replay_of_a_concurrent_run_equals_the_live_decisions() {
         let denied = send_concurrent_checks(scene.service.http);
         let recorded = end_recording(&mut scene, recording);
         assert_eq!(recorded.status.code(), Some(0), "{}", text(&recorded.stderr));
-        let counts = format!("{CHECKS} checks recorded in ");
+        let counts = format!("{CHECKS} calls recorded in ");
         assert!(text(&recorded.stdout).starts_with(&counts), "{}", text(&recorded.stdout));
         let replayed = scene.replay(&["--format", "json"]);
         assert_eq!(replayed.status.code(), Some(0), "{}", text(&replayed.stderr));
@@ -254,6 +254,61 @@ fn a_recording_over_redis_has_the_decisions_of_redis() {
     assert!(report["old_denied"].as_u64().unwrap() > 0, "{report}");
 }
 
+/// Makes 20 requests that reserve 100 tokens and settle 50. Returns the number of denied ones.
+fn spend_tokens(to: SocketAddr) -> usize {
+    let ask = |key: &str, id: &str, hits: u32| {
+        let entries =
+            serde_json::json!([{"key": "org", "value": "acme"}, {"key": key, "value": id}]);
+        let body = serde_json::json!(
+            {"domain": "llm", "descriptors": [{"entries": entries, "hitsAddend": hits.to_string()}]}
+        );
+        http1::call(to, "POST", "/json", &[], Some(body.to_string().as_bytes())).unwrap().status
+    };
+    let is_denied = |number: &u32| {
+        let id = format!("0123456789abcd-{number}");
+        let is_denied = ask("sluicegate.reserve", &id, 100) == 429;
+        // Proxies also settle denied requests, without a usage.
+        assert_eq!(ask("sluicegate.settle", &id, if is_denied { 1 } else { 50 }), 200);
+        is_denied
+    };
+    (0..20).filter(is_denied).count()
+}
+
+#[test]
+fn replay_denies_the_reserves_that_another_amount_would_deny() {
+    for_a_day_with_a_minute_left();
+    let redis = Redis::start();
+    let limits = |amount| {
+        format!(
+            "domain: llm\nusage: {{estimate: max_tokens}}\ndescriptors:\n\
+             - {{key: org, budget: {{amount: {amount} tokens, unit: day}}}}\n"
+        )
+    };
+    for store in ["memory", &redis.url()] {
+        let flags =
+            ["--store-url", store, "--store-timeout", "9s", "--store-start-timeout", "120s"];
+        let flags = [flags.map(str::to_owned).to_vec(), quick_drain()].concat();
+        let mut scene = Scene::start_with(&flags, &[("llm.yaml", &limits(1_000))]);
+        wait_until_ready(&scene.service);
+        let recording = scene.start_recording(&["--for", "1h"]);
+        // 50 k + 100 is at most 1,000 for the first 19 requests, and at most 500 for the first 9.
+        assert_eq!(spend_tokens(scene.service.http), 1);
+        let recorded = end_recording(&mut scene, recording);
+        let counts = text(&recorded.stdout);
+        assert!(counts.starts_with("40 calls recorded in "), "{counts} {recorded:?}");
+        let new = scene.path("new.yaml");
+        std::fs::write(&new, limits(500)).unwrap();
+        let replayed = scene.replay(&["--new", &new, "--format", "json"]);
+        let report: Value = serde_json::from_slice(&replayed.stdout).unwrap();
+        assert_eq!([&report["recorded"]["known"], &report["recorded"]["equal"]], [20, 20]);
+        let counts = ["checks", "old_denied", "new_denied", "newly_denied"].map(|it| &report[it]);
+        assert_eq!(counts, [20, 1, 11, 10]);
+        assert_eq!(report["rules"][0]["rule"], "llm.org");
+        let key = report["keys"][0]["key"].as_str().unwrap();
+        assert!(key.starts_with("llm: org=~"), "{key}");
+    }
+}
+
 #[test]
 fn a_killed_client_ends_the_recording() {
     let scene = Scene::start(&[]);
@@ -287,7 +342,7 @@ fn an_access_log_is_replayed_through_the_hooks() {
     let line = r#"{"start_time": "2025-11-20T09:52:25.100Z", "x_api_key": "ann"}"#;
     let log = [[line; 9].join("\n"), "GET / 200".to_owned()].join("\n");
     let imported = import(dir.path(), &log, &[]);
-    assert_eq!(text(&imported.stdout), "9 checks recorded in recording, 0 dropped\n");
+    assert_eq!(text(&imported.stdout), "9 calls recorded in recording, 0 dropped\n");
     let warning = text(&imported.stderr);
     assert!(warning.contains("1 of 10 lines, the first is line 10: no JSON object"), "{warning}");
     let (recording, limits) = (dir.path().join("recording"), dir.path().join("limits.yaml"));

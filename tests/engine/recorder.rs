@@ -1,5 +1,7 @@
 //! Tests of recordings of an engine's checks.
 
+mod budgets;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 

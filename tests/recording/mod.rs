@@ -5,15 +5,18 @@ mod hashed_values;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use sluicegate::config::prices::TokenCounts;
+use sluicegate::engine::budgets::RequestUsage;
 use sluicegate::kernel::decision::{Check, Cost, Descriptor, LimitOverride};
 use sluicegate::kernel::units::{Hits, Nanos, Unit};
 use sluicegate::recording::percent::{Percent, format_share};
 use sluicegate::recording::{
-    CheckOrder, CheckOutcome, RecordedDecision, RecordedPlanning, RecordingEnd, RecordingError,
-    RecordingHeader, RecordingReader, RecordingWriter,
+    CheckOrder, CheckOutcome, RecordedBudgets, RecordedCall, RecordedDecision, RecordedPlanning,
+    RecordedReserve, RecordingEnd, RecordingError, RecordingHeader, RecordingReader,
+    RecordingWriter,
 };
 
-/// One check, owned.
+/// One call, owned.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnedCheck {
     pub time: Nanos,
@@ -21,6 +24,7 @@ pub struct OwnedCheck {
     pub descriptors: Vec<OwnedDescriptor>,
     pub outcome: CheckOutcome,
     pub denied_by: Option<String>,
+    pub budgets: RecordedBudgets<String>,
 }
 
 type OwnedDescriptor = (Vec<(String, String)>, Cost, Option<LimitOverride>);
@@ -35,6 +39,7 @@ impl OwnedCheck {
             descriptors: vec![(entries, Cost::Charge(Hits(hits)), None)],
             outcome: CheckOutcome::Unknown,
             denied_by: None,
+            budgets: RecordedBudgets::Charge,
         }
     }
 
@@ -47,7 +52,7 @@ impl OwnedCheck {
         Check { domain: &self.domain, descriptors: descriptors.collect() }
     }
 
-    fn from_recorded(check: &Check<'_>, decision: RecordedDecision<'_>) -> Self {
+    fn from_recorded(RecordedCall { check, decision, budgets }: RecordedCall<'_>) -> Self {
         let descriptors = check.descriptors.iter().map(|one| {
             let entries = one.entries.iter();
             let entries = entries.map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));
@@ -59,6 +64,7 @@ impl OwnedCheck {
             descriptors: descriptors.collect(),
             outcome: decision.outcome,
             denied_by: decision.denied_by.map(str::to_owned),
+            budgets: budgets.map_id(str::to_owned),
         }
     }
 }
@@ -79,7 +85,7 @@ pub fn write(header: &RecordingHeader, checks: &[OwnedCheck]) -> Vec<u8> {
     for one in checks {
         let denied_by = one.denied_by.as_deref();
         let decision = RecordedDecision { time: one.time, outcome: one.outcome, denied_by };
-        writer.add(&one.check(), decision).unwrap();
+        writer.add_call(&one.check(), decision, one.budgets.clone()).unwrap();
     }
     writer.finish().unwrap();
     bytes
@@ -96,7 +102,7 @@ pub fn read(bytes: &[u8]) -> Result<ReadRecording, RecordingError> {
     let mut reader = RecordingReader::open(bytes)?;
     let mut checks = Vec::new();
     while let Some(block) = reader.next_block()? {
-        checks.extend(block.checks().map(|(check, one)| OwnedCheck::from_recorded(&check, one)));
+        checks.extend(block.calls().map(OwnedCheck::from_recorded));
     }
     Ok(ReadRecording { header: reader.header().clone(), checks, end: reader.end() })
 }
@@ -121,6 +127,25 @@ fn descriptors() -> impl Strategy<Value = Vec<OwnedDescriptor>> {
     vec((vec(("[a-c]", ".{0,6}"), 0..4), cost, limit), 0..4)
 }
 
+fn budgets() -> impl Strategy<Value = RecordedBudgets<String>> {
+    let id = || "[~0-9a-f]{0,17}".prop_map(String::from);
+    let tokens = any::<[u64; 4]>().prop_map(|[input, cached_input, output, any]| {
+        RequestUsage::Tokens(TokenCounts { input, cached_input, output, any })
+    });
+    let usage = prop_oneof![tokens, Just(RequestUsage::Unknown), Just(RequestUsage::Nothing)];
+    let reserve = (id(), prop::collection::btree_set(0_u32..4, 0..4), any::<(Option<u64>, bool)>());
+    prop_oneof![
+        Just(RecordedBudgets::Unused),
+        Just(RecordedBudgets::Charge),
+        reserve.prop_map(|(id, covered, (tokens, is_admitted))| {
+            let covered = covered.into_iter().collect();
+            RecordedBudgets::Reserve(RecordedReserve { id, covered, tokens, is_admitted })
+        }),
+        (id(), usage).prop_map(|(id, usage)| RecordedBudgets::Settle(id, usage)),
+        id().prop_map(RecordedBudgets::Renew),
+    ]
+}
+
 fn checks(most: usize) -> impl Strategy<Value = Vec<OwnedCheck>> {
     let outcome = prop::sample::select(vec![
         CheckOutcome::Allow,
@@ -128,15 +153,16 @@ fn checks(most: usize) -> impl Strategy<Value = Vec<OwnedCheck>> {
         CheckOutcome::Failed,
         CheckOutcome::Unknown,
     ]);
-    let check = (0..u64::MAX / 2, "[de]", descriptors(), outcome, prop::option::of("[a-z.]{1,9}"));
+    let denied_by = prop::option::of("[a-z.]{1,9}");
+    let check = (0..u64::MAX / 2, "[de]", descriptors(), outcome, denied_by, budgets());
     vec(check, 0..most).prop_map(|mut checks| {
         checks.sort_by_key(|one| one.0);
-        let to_owned_check = |(time, domain, descriptors, outcome, denied_by)| OwnedCheck {
-            time: Nanos(time),
-            domain,
-            descriptors,
-            outcome,
-            denied_by,
+        let to_owned_check = |(time, domain, descriptors, outcome, denied_by, mut budgets)| {
+            let descriptors: Vec<OwnedDescriptor> = descriptors;
+            if let RecordedBudgets::Reserve(RecordedReserve { covered, .. }) = &mut budgets {
+                covered.retain(|index| (*index as usize) < descriptors.len());
+            }
+            OwnedCheck { time: Nanos(time), domain, descriptors, outcome, denied_by, budgets }
         };
         checks.into_iter().map(to_owned_check).collect()
     })
@@ -182,7 +208,7 @@ proptest! {
 
     #[test]
     fn arbitrary_bytes_never_panic(bytes in vec(any::<u8>(), 0..200)) {
-        let mut frames = b"sgrecord\x01".to_vec();
+        let mut frames = b"sgrecord\x02".to_vec();
         frames.extend(&bytes);
         prop_assert!(read(&bytes).is_err() && read(&frames).is_err());
     }
@@ -230,9 +256,9 @@ fn a_time_before_the_last_one_counts_as_the_last_one() {
 #[test]
 fn a_later_version_of_the_format_is_named() {
     let mut bytes = write(&header(), &[]);
-    bytes[8] = 2;
+    bytes[8] = 3;
     let error = read(&bytes).err().unwrap().to_string();
-    assert!(error.contains("version 2") && error.contains("newer Sluicegate"), "{error}");
+    assert!(error.contains("version 3") && error.contains("newer Sluicegate"), "{error}");
 }
 
 #[test]

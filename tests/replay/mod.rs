@@ -1,5 +1,6 @@
 //! Tests of replays and suggestions, against laws and independent counts.
 
+mod budgets;
 mod comparison;
 mod suggestion;
 

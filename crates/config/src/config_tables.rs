@@ -47,7 +47,8 @@ impl Config {
         limits.filter_map(|limit| Some((limit, limit.requesters.as_ref()?.weight.as_ref()?)))
     }
 
-    fn budgets_of_tables(&self) -> impl Iterator<Item = (&BudgetRule, &TableColumn)> {
+    /// Returns the budgets that read tables, with their columns.
+    pub fn budgets_of_tables(&self) -> impl Iterator<Item = (&BudgetRule, &TableColumn)> {
         let trees = self.domains.values().map(|domain| &domain.tree);
         let budgets = trees.flat_map(DescriptorTree::budgets);
         budgets.filter_map(|budget| Some((budget, budget.from.as_deref()?)))

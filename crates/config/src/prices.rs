@@ -15,6 +15,7 @@
 
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use sluicegate_tables::{Amount as Number, Table};
 
 use crate::kernel::budget::Amount;
@@ -26,8 +27,8 @@ pub const REQUIRED_COLUMNS: [&str; 2] = ["input", "output"];
 /// The id of the row for models without a row.
 const ANY_MODEL: &str = "*";
 
-/// The tokens of a request. `u64::MAX` at most in sum.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// The tokens of a request. `u64::MAX` at most in sum. The format of recordings contains it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenCounts {
     /// Input tokens, without the cached ones.
     pub input: u64,

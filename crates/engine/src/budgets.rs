@@ -33,6 +33,7 @@ mod watch;
 use std::hash::Hasher as _;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use siphasher::sip128::{Hasher128 as _, SipHasher24};
 
 use crate::config::budget::BudgetUnit;
@@ -64,14 +65,14 @@ pub enum BudgetUse<'u, 'q> {
 pub struct Reserve<'u, 'q> {
     /// The request id, which the settle repeats.
     pub id: &'u str,
-    /// The descriptors whose budgets are reserved.
+    /// The descriptors whose budgets are reserved. They are among those of the check.
     pub covered: &'u Check<'q>,
     /// The largest number of tokens that the request may use, if the caller knows it.
     pub tokens: Option<u64>,
 }
 
-/// The end of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The end of a request. The format of recordings contains it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RequestUsage {
     /// The tokens that the request used.
     Tokens(TokenCounts),

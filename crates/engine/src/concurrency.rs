@@ -8,6 +8,7 @@ pub mod path;
 mod permit_collector;
 pub(super) mod permit_ids;
 pub mod request_permits;
+mod requester;
 pub(super) mod terms;
 pub mod usage;
 mod wait_deadlines;

@@ -15,6 +15,7 @@ use crate::kernel::budget::{Amount, BudgetView, HoldId};
 use crate::kernel::decision::{Check, Cost, Descriptor};
 use crate::kernel::key::CounterKey;
 use crate::kernel::units::{Hits, Nanos};
+use crate::recording::RecordedBudgets;
 use crate::store::budgets::{BudgetAction, BudgetOutcome, BudgetReply};
 use crate::telemetry::event::{BudgetEvent, Event as _};
 use crate::{CheckError, Engine};
@@ -28,6 +29,21 @@ impl Engine {
     /// # Errors
     /// [`CheckError::StoreUnavailable`] if the store did not reply. The holds then expire.
     pub async fn settle(
+        &self,
+        check: &Check<'_>,
+        id: &str,
+        usage: RequestUsage,
+        timeout: Option<Nanos>,
+    ) -> Result<Vec<BudgetStatus>, CheckError> {
+        let settle = self.settle_holds(check, id, usage, timeout);
+        if self.recorder.is_on() {
+            let budgets = RecordedBudgets::Settle(id, usage);
+            return Box::pin(self.end_recorded(settle, (check, budgets))).await;
+        }
+        settle.await
+    }
+
+    async fn settle_holds(
         &self,
         check: &Check<'_>,
         id: &str,
@@ -85,6 +101,20 @@ impl Engine {
     /// # Errors
     /// As [`Engine::settle`].
     pub async fn renew_budgets(
+        &self,
+        check: &Check<'_>,
+        id: &str,
+        timeout: Option<Nanos>,
+    ) -> Result<bool, CheckError> {
+        let renew = self.renew_holds(check, id, timeout);
+        if self.recorder.is_on() {
+            let budgets = RecordedBudgets::Renew(id);
+            return Box::pin(self.end_recorded(renew, (check, budgets))).await;
+        }
+        renew.await
+    }
+
+    async fn renew_holds(
         &self,
         check: &Check<'_>,
         id: &str,

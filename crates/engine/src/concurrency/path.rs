@@ -136,25 +136,45 @@ impl Engine {
                 Err(rejection) => return Ok(AdmissionOutcome::Rejected(rejection)),
             }
         };
-        let time_left = || end.map(|end| end.since(self.clock().steady()));
-        let mut held = None;
-        if config.has_budgets {
+        // A recording has the reserve also if no budget is configured yet.
+        let mut decision = if config.has_budgets || self.recorder.is_on() {
             // Boxed, to keep the future of checks without budgets small.
-            let used = Box::pin(self.use_budgets(&config, (question, start.budgets), time_left()));
-            match used.await? {
-                BudgetAnswer::Allowed(holds) => held = holds,
-                BudgetAnswer::Rejected(rejected) => {
-                    return Ok(AdmissionOutcome::Rejected(rejected));
-                }
+            let used = (question, start.budgets);
+            let admit = self.use_and_decide(&config, used, end);
+            match Box::pin(self.admit_recorded(admit, used)).await? {
+                AdmissionOutcome::Decided(decision, _) => decision,
+                rejected @ AdmissionOutcome::Rejected(_) => return Ok(rejected),
             }
-        }
-        let mut decision = self.decide_within(question, time_left()).await?;
+        } else {
+            self.decide_within(question, self.time_left(end)).await?
+        };
         decision.shadow_denied_by = shadow_rejected_by.or(decision.shadow_denied_by);
-        if decision.verdict == Verdict::Deny {
-            return Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()));
-        }
-        held.into_iter().for_each(HeldBudgets::keep);
+        let is_denied = decision.verdict == Verdict::Deny;
+        let permits = if is_denied { RequestPermits::default() } else { permits };
         Ok(AdmissionOutcome::Decided(decision, permits))
+    }
+
+    fn time_left(&self, end: Option<Nanos>) -> Option<Nanos> {
+        end.map(|end| end.since(self.clock().steady()))
+    }
+
+    /// Uses the budgets of a check, then decides its rate limits until `end`. Returns no permits.
+    async fn use_and_decide<'q>(
+        &self,
+        config: &ActiveConfig,
+        (question, budgets): (&Check<'q>, BudgetUse<'_, 'q>),
+        end: Option<Nanos>,
+    ) -> Result<AdmissionOutcome, CheckError> {
+        let used = self.use_budgets(config, (question, budgets), self.time_left(end)).await?;
+        let held = match used {
+            BudgetAnswer::Allowed(holds) => holds,
+            BudgetAnswer::Rejected(rejected) => return Ok(AdmissionOutcome::Rejected(rejected)),
+        };
+        let decision = self.decide_unrecorded(question, self.time_left(end)).await?;
+        if decision.verdict == Verdict::Allow {
+            held.into_iter().for_each(HeldBudgets::keep);
+        }
+        Ok(AdmissionOutcome::Decided(decision, RequestPermits::default()))
     }
 
     async fn acquire_all(
@@ -293,16 +313,6 @@ impl Engine {
     /// Returns `true` if a rejection by this limit is only reported, not enforced.
     fn is_shadow_limit(&self, limit: &ConcurrencyLimit) -> bool {
         limit.shadow || self.is_shadow()
-    }
-
-    /// Returns the class and the customer of a check, as `limit` tells them apart.
-    fn requester(&self, config: &Config, limit: &ConcurrencyLimit, check: &Check<'_>) -> Requester {
-        let Some(rule) = &limit.requesters else { return Requester::ANY };
-        let weight_of = |customer: &str| match &rule.weight {
-            None => Some(1),
-            Some(column) => config.tables.weight(column, customer, self.clock().now()),
-        };
-        self.concurrency_limits.requester(&rule.keys, |key| check.value_of(key), weight_of)
     }
 
     /// Acquires one permit. In shadow mode, the check neither queues nor waits for an unknown

@@ -90,7 +90,7 @@ impl Engine {
         // `start` is not async, so that this future stays small: it contains a pointer to the boxed
         // store call.
         let started = if self.recorder.is_on() {
-            self.start_recorded(check, timeout)
+            StartedCheck::Pending(Box::pin(self.decide_recorded(check, timeout)))
         } else {
             self.start(config.as_deref(), check, timeout, CheckPurpose::Decide)
         };
@@ -100,38 +100,17 @@ impl Engine {
         }
     }
 
-    #[cold]
-    fn start_recorded<'a>(
-        &'a self,
-        check: &'a Check<'_>,
+    /// Decides `check` as [`Self::decide_within`] does, without a record.
+    pub(crate) async fn decide_unrecorded(
+        &self,
+        check: &Check<'_>,
         timeout: Option<Nanos>,
-    ) -> StartedCheck<'a> {
-        if self.store().is_synchronous() {
-            return StartedCheck::Decided(self.decide_in_recorded_order(check, timeout));
-        }
-        StartedCheck::Pending(Box::pin(async move {
-            let config = self.active.load_full();
-            let result = match self.start(config.as_deref(), check, timeout, CheckPurpose::Decide) {
-                StartedCheck::Decided(decided) => decided,
-                StartedCheck::Pending(pending) => pending.await,
-            };
-            self.recorder.lock().record(check, &self.clock, &result);
-            result
-        }))
-    }
-
-    /// Decides and records a check under one lock. The store replies at once.
-    fn decide_in_recorded_order(&self, check: &Check<'_>, timeout: Option<Nanos>) -> CheckResult {
-        let mut recorder = self.recorder.lock();
+    ) -> CheckResult {
         let config = self.active.load();
-        let result = match self.start(config.as_deref(), check, timeout, CheckPurpose::Decide) {
+        match self.start(config.as_deref(), check, timeout, CheckPurpose::Decide) {
             StartedCheck::Decided(decided) => decided,
-            StartedCheck::Pending(pending) => pending
-                .now_or_never()
-                .unwrap_or(Err(CheckError::StoreUnavailable(StoreFailure::TimedOut))),
-        };
-        recorder.record(check, &self.clock, &result);
-        result
+            StartedCheck::Pending(pending) => pending.await,
+        }
     }
 
     fn start<'a>(

@@ -1,4 +1,4 @@
-//! The state of a recording, and the recording of one check.
+//! The state of a recording, and the recording of one call.
 
 use std::hash::Hasher as _;
 use std::sync::Arc;
@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use tokio::sync::mpsc;
 
 use super::error::RecordError;
+use crate::budgets::{BudgetUse, Reserve};
 use crate::clock::Clock;
 use crate::config::Config;
 use crate::decide::{CheckError, Decision};
@@ -17,7 +18,9 @@ use crate::kernel::decision::{Check, Descriptor, Verdict, combine};
 use crate::kernel::units::Nanos;
 use crate::recording::hashed_values::{ValueHasher, with_values};
 use crate::recording::percent::Percent;
-use crate::recording::{BlockBuilder, CheckOutcome, RecordedDecision, RecordingEnd};
+use crate::recording::{
+    BlockBuilder, CheckOutcome, RecordedBudgets, RecordedDecision, RecordedReserve, RecordingEnd,
+};
 
 /// The recording of a replica, if one runs.
 #[derive(Debug, Default)]
@@ -69,7 +72,7 @@ impl Recorder {
         self.is_on.load(Relaxed)
     }
 
-    /// Locks the recording. With the memory store, a check is decided under this lock.
+    /// Locks the recording. With the memory store, a call is made under this lock.
     pub(crate) fn lock(&self) -> LockedRecorder<'_> {
         LockedRecorder { state: self.state.lock(), is_on: &self.is_on }
     }
@@ -127,28 +130,78 @@ pub(crate) struct LockedRecorder<'r> {
     is_on: &'r AtomicBool,
 }
 
-impl LockedRecorder<'_> {
-    /// Records a decided check. A check that was refused before any charge is left out. At the end
-    /// of the duration, ends the recording, even if its client does not read.
-    pub(crate) fn record(
-        &mut self,
-        check: &Check<'_>,
-        clock: &Clock,
-        result: &Result<Decision, CheckError>,
-    ) {
-        let RecorderPhase::Recording(active) = &mut self.state.phase else { return };
-        if active.end_at <= clock.steady() {
-            return self.stop();
+/// The result of a check that is recorded.
+pub(super) enum RecordedResult<'r> {
+    Decided(&'r Decision),
+    /// The path of the budget that rejected the check.
+    Rejected(&'r str),
+    /// The store did not reply.
+    Failed,
+}
+
+impl<'r> RecordedResult<'r> {
+    /// Returns `None` for a check that was refused before any charge. It is left out.
+    pub(super) fn of<T>(
+        result: &'r Result<T, CheckError>,
+        of_reply: impl FnOnce(&'r T) -> Self,
+    ) -> Option<Self> {
+        match result {
+            Ok(reply) => Some(of_reply(reply)),
+            Err(CheckError::StoreUnavailable(_)) => Some(Self::Failed),
+            Err(_) => None,
         }
-        let Some(sampled) = active.sampled_part(check) else { return };
-        let (time, outcome) = match result {
-            Ok(decision) => (decision.now, active.outcome_of(&sampled, decision)),
-            Err(CheckError::StoreUnavailable(_)) => (clock.now(), CheckOutcome::Failed),
-            Err(_) => return,
+    }
+}
+
+impl LockedRecorder<'_> {
+    /// Records a check after its decision.
+    pub(super) fn record_check(
+        &mut self,
+        (check, budgets): (&Check<'_>, Option<BudgetUse<'_, '_>>),
+        clock: &Clock,
+        result: Option<RecordedResult<'_>>,
+    ) {
+        let (Some(active), Some(result)) = (self.active(clock), result) else { return };
+        let Some(sampled) = active.sampled_part(check, budgets) else { return };
+        let (time, outcome, denied_by) = match &result {
+            RecordedResult::Decided(decision) => {
+                let outcome = active.outcome_of(&sampled, decision);
+                (decision.now, outcome, decision.denied_by.as_deref())
+            }
+            RecordedResult::Rejected(path) => (clock.now(), CheckOutcome::Deny, Some(*path)),
+            RecordedResult::Failed => (clock.now(), CheckOutcome::Failed, None),
         };
-        let denied_by = result.as_ref().ok().and_then(|decision| decision.denied_by.as_deref());
         let denied_by = denied_by.filter(|_| outcome == CheckOutcome::Deny);
-        active.add(&sampled.check, RecordedDecision { time, outcome, denied_by });
+        let decision = RecordedDecision { time, outcome, denied_by };
+        if let Some(budgets) = sampled.recorded_budgets(outcome, &result) {
+            active.add(&sampled.check, decision, budgets);
+        }
+    }
+
+    /// Records a call that ends or renews the holds of a request.
+    pub(super) fn record_end(
+        &mut self,
+        (check, budgets): (&Check<'_>, RecordedBudgets<&str>),
+        clock: &Clock,
+    ) {
+        let Some(active) = self.active(clock).filter(|active| active.samples_holds_of(check))
+        else {
+            return;
+        };
+        let (time, outcome) = (clock.now(), CheckOutcome::Unknown);
+        active.add(check, RecordedDecision { time, outcome, denied_by: None }, budgets);
+    }
+
+    /// Returns the recording. At the end of its duration, ends it, even if its client does not read.
+    fn active(&mut self, clock: &Clock) -> Option<&mut ActiveRecording> {
+        let RecorderPhase::Recording(active) = &self.state.phase else { return None };
+        if active.end_at <= clock.steady() {
+            self.stop();
+        }
+        match &mut self.state.phase {
+            RecorderPhase::Recording(active) => Some(active),
+            _ => None,
+        }
     }
 
     fn stop(&mut self) {
@@ -169,6 +222,33 @@ struct SampledPart<'a> {
     check: Check<'a>,
     /// For each descriptor of the whole check, `true` if it is sampled.
     is_sampled: SmallVec<[bool; 2]>,
+    budgets: RecordedBudgets<&'a str>,
+}
+
+impl<'a> SampledPart<'a> {
+    /// Returns the use of budgets. `None` if a budget outside the sample rejected the check, so that it
+    /// charged no sampled counter.
+    fn recorded_budgets(
+        &self,
+        outcome: CheckOutcome,
+        result: &RecordedResult<'_>,
+    ) -> Option<RecordedBudgets<&'a str>> {
+        match (self.budgets.clone(), result) {
+            (RecordedBudgets::Unused, RecordedResult::Rejected(_)) => None,
+            (RecordedBudgets::Reserve(reserve), RecordedResult::Decided(decision)) => {
+                let is_admitted = decision.verdict == Verdict::Allow;
+                // A limit outside the sample denied the check, which canceled its holds.
+                let is_canceled = outcome == CheckOutcome::Allow && !is_admitted;
+                let reserve = RecordedBudgets::Reserve(RecordedReserve { is_admitted, ..reserve });
+                Some(if is_canceled { RecordedBudgets::Unused } else { reserve })
+            }
+            (budgets, _) => Some(budgets),
+        }
+    }
+}
+
+fn has_entries(check: &Check<'_>, entries: &[(&str, &str)]) -> bool {
+    check.descriptors.iter().any(|one| *one.entries == *entries)
 }
 
 impl ActiveRecording {
@@ -181,15 +261,44 @@ impl ActiveRecording {
         Self { sample, end_at, quota_for_all, hashed, blocks, block, end }
     }
 
-    /// Returns the check with only its sampled descriptors; `None` if there are none.
-    fn sampled_part<'a>(&self, check: &'a Check<'_>) -> Option<SampledPart<'a>> {
-        let is_sampled = |one| self.sample.contains_hash(key_hash(check.domain, one));
+    /// Returns the check with only its sampled descriptors, and those that a sampled reserve covers;
+    /// `None` if there are none.
+    fn sampled_part<'a>(
+        &self,
+        check: &'a Check<'_>,
+        budgets: Option<BudgetUse<'a, '_>>,
+    ) -> Option<SampledPart<'a>> {
+        let reserve = match budgets {
+            Some(BudgetUse::Reserve(it)) if self.samples_holds_of(it.covered) => Some(it),
+            _ => None,
+        };
+        let is_covered =
+            |one: &Descriptor<'_>| reserve.is_some_and(|it| has_entries(it.covered, &one.entries));
+        let is_sampled = |one: &Descriptor<'_>| {
+            self.sample.contains_hash(key_hash(check.domain, &one.entries)) || is_covered(one)
+        };
         let is_sampled: SmallVec<[bool; 2]> = check.descriptors.iter().map(is_sampled).collect();
         let sampled = check.descriptors.iter().zip(&is_sampled).filter(|(_, sampled)| **sampled);
         let descriptors = sampled
             .map(|(one, _)| Descriptor { entries: one.entries.iter().copied().collect(), ..*one });
         let check = Check { domain: check.domain, descriptors: descriptors.collect() };
-        (!check.descriptors.is_empty()).then_some(SampledPart { check, is_sampled })
+        let budgets = match (budgets, reserve) {
+            (_, Some(Reserve { id, tokens, .. })) => {
+                let covered = (0..).zip(&check.descriptors).filter(|(_, one)| is_covered(one));
+                let covered = covered.map(|(index, _)| index).collect();
+                let is_admitted = false;
+                RecordedBudgets::Reserve(RecordedReserve { id, covered, tokens, is_admitted })
+            }
+            (Some(BudgetUse::Charge), None) => RecordedBudgets::Charge,
+            _ => RecordedBudgets::Unused,
+        };
+        (!check.descriptors.is_empty()).then_some(SampledPart { check, is_sampled, budgets })
+    }
+
+    /// Returns `true` if the holds in the budgets of these descriptors are in the sample.
+    fn samples_holds_of(&self, covered: &Check<'_>) -> bool {
+        let first = covered.descriptors.first().and_then(|one| one.entries.get(..1));
+        self.sample.contains_hash(key_hash(covered.domain, first.unwrap_or_default()))
     }
 
     /// Returns the outcome of the sampled descriptors alone, before global shadow mode, so that a
@@ -204,13 +313,19 @@ impl ActiveRecording {
         }
     }
 
-    fn add(&mut self, check: &Check<'_>, decision: RecordedDecision<'_>) {
+    fn add(
+        &mut self,
+        check: &Check<'_>,
+        decision: RecordedDecision<'_>,
+        budgets: RecordedBudgets<&str>,
+    ) {
         let is_added = match &self.hashed {
-            None => self.block.add(check, decision),
+            None => self.block.add(check, decision, budgets),
             Some((hasher, config)) => {
                 let values = hasher.hash_values(config, check);
                 let check = values.as_deref().map(|values| with_values(check, values));
-                check.is_some_and(|check| self.block.add(&check, decision))
+                let budgets = budgets.map_id(|id| hasher.hash(id));
+                check.is_some_and(|check| self.block.add(&check, decision, budgets))
             }
         };
         if !is_added {
@@ -225,18 +340,18 @@ impl ActiveRecording {
 
     fn send_block(&mut self) {
         let block = self.block.take();
-        let checks = block.checks();
+        let calls = block.calls();
         if self.blocks.try_send(block).is_err() {
-            self.end.recorded -= checks;
-            self.end.dropped += checks;
+            self.end.recorded -= calls;
+            self.end.dropped += calls;
         }
     }
 }
 
-/// Returns a hash of the domain and the entries of a descriptor, the same in every recording.
-fn key_hash(domain: &str, descriptor: &Descriptor<'_>) -> u64 {
+/// Returns a hash of a domain and entries, the same in every recording.
+fn key_hash(domain: &str, entries: &[(&str, &str)]) -> u64 {
     let mut hasher = SipHasher13::new();
-    let texts = descriptor.entries.iter().flat_map(|(key, value)| [*key, *value]);
+    let texts = entries.iter().flat_map(|(key, value)| [*key, *value]);
     for text in std::iter::once(domain).chain(texts) {
         hasher.write(text.as_bytes());
         hasher.write_u8(0xff);

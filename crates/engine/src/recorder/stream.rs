@@ -32,7 +32,8 @@ const FLUSH_INTERVAL: Duration = Duration::from_millis(500);
 /// The options of a recording.
 #[derive(Clone, Copy, Debug)]
 pub struct RecordingOptions {
-    /// The share of keys to record. A key is a domain with the entries of one descriptor.
+    /// The share of keys to record. A key is a domain with the entries of one descriptor; of a reserve
+    /// and its end, with the first entry of their first descriptor.
     pub sample: Percent,
     /// The duration, 1 s to [`MAX_RECORDING`].
     pub duration: Nanos,

@@ -23,7 +23,7 @@ use std::io::{self, BufRead, Read as _, Write};
 
 use serde_json::Value;
 
-use super::block::RecordedDecision;
+use super::call::RecordedDecision;
 use super::check_outcome::CheckOutcome;
 use super::hashed_values::{ValueHasher, with_values};
 use super::header::{CheckOrder, RecordedPlanning, RecordingEnd, RecordingHeader};

@@ -1,11 +1,11 @@
-//! Blocks of checks: their texts and descriptors, each stored once.
+//! Blocks of calls: their texts and descriptors, each stored once.
 
 use std::collections::HashMap;
 
 use fnv::FnvBuildHasher;
 use smallvec::SmallVec;
 
-use super::check_outcome::CheckOutcome;
+use super::call::{RecordedBudgets, RecordedCall, RecordedDecision};
 use super::encoded_block::{
     BlockError, DescriptorEntries, EncodedBlock, EncodedCheck, EncodedCost, EncodedDescriptor,
     EncodedUnit, MAX_CHECK_BYTES, MAX_CHECKS, MAX_ENTRIES, MAX_EXPANDED_BYTES, size_of_check,
@@ -16,34 +16,28 @@ use crate::kernel::units::Nanos;
 /// The size at which a block is full, in bytes before compression.
 const MAX_BYTES: usize = 512 << 10;
 
-/// The decision of one recorded check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RecordedDecision<'a> {
-    /// The instant of the decision, since the Unix epoch.
-    pub time: Nanos,
-    /// The decision.
-    pub outcome: CheckOutcome,
-    /// The path of the rule that denied, if one did.
-    pub denied_by: Option<&'a str>,
-}
-
-/// Collects checks until the block is full.
+/// Collects calls until the block is full.
 #[derive(Debug, Default)]
 pub struct BlockBuilder {
     block: EncodedBlock,
     text_numbers: HashMap<String, u32, FnvBuildHasher>,
     descriptor_numbers: HashMap<DescriptorEntries, u32, FnvBuildHasher>,
     bytes: usize,
-    /// The size of all checks, with their texts in full.
+    /// The size of all calls, with their texts in full.
     expanded_bytes: usize,
     last: Nanos,
 }
 
 impl BlockBuilder {
-    /// Adds a check. A time before the last one counts as the last one. Returns `false` if the
-    /// check is larger than 1 MiB, or a descriptor has more than 256 entries; it is not added then.
-    pub fn add(&mut self, check: &Check<'_>, decision: RecordedDecision<'_>) -> bool {
-        let size = size_of_check(check);
+    /// Adds a call. A time before the last one counts as the last one. Returns `false` if the
+    /// call is larger than 1 MiB, or a descriptor has more than 256 entries; it is not added then.
+    pub fn add(
+        &mut self,
+        check: &Check<'_>,
+        decision: RecordedDecision<'_>,
+        budgets: RecordedBudgets<impl AsRef<str>>,
+    ) -> bool {
+        let size = size_of_check(check) + budgets.id().map_or(0, |id| id.as_ref().len());
         let has_long_descriptor =
             check.descriptors.iter().any(|one| MAX_ENTRIES < one.entries.len());
         if MAX_CHECK_BYTES < size || has_long_descriptor {
@@ -60,21 +54,22 @@ impl BlockBuilder {
             descriptors: check.descriptors.iter().map(|one| self.encode(one)).collect(),
             outcome: decision.outcome,
             denied_by: decision.denied_by.map(|path| self.text_number(path)),
+            budgets: budgets.map_id(|id| self.text_number(id.as_ref())),
         };
         self.last = time;
-        self.bytes += 16 + 8 * check.descriptors.len();
+        self.bytes += 24 + 12 * check.descriptors.len();
         self.expanded_bytes += size;
         self.block.checks.push(check);
         true
     }
 
-    /// Returns `true` if the block has no checks.
+    /// Returns `true` if the block has no calls.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.block.checks.is_empty()
     }
 
-    /// Returns `true` if the block must be written before the next check.
+    /// Returns `true` if the block must be written before the next call.
     #[must_use]
     pub fn is_full(&self) -> bool {
         MAX_CHECKS <= self.block.checks.len()
@@ -82,9 +77,9 @@ impl BlockBuilder {
             || MAX_EXPANDED_BYTES < self.expanded_bytes + MAX_CHECK_BYTES
     }
 
-    /// Returns the number of checks in the block.
+    /// Returns the number of calls in the block.
     #[must_use]
-    pub fn checks(&self) -> u64 {
+    pub fn calls(&self) -> u64 {
         self.block.checks.len() as u64
     }
 
@@ -144,13 +139,13 @@ impl RecordedBlock {
         block.validate().map(|()| Self(block))
     }
 
-    /// Returns the number of checks.
+    /// Returns the number of calls.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.checks.len()
     }
 
-    /// Returns `true` if the block has no checks.
+    /// Returns `true` if the block has no calls.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.checks.is_empty()
@@ -165,14 +160,24 @@ impl RecordedBlock {
         }
     }
 
-    /// Returns the checks with their decisions, in order. A check of 0 hits is a peek.
-    pub fn checks(&self) -> impl Iterator<Item = (Check<'_>, RecordedDecision<'_>)> {
+    /// Returns the calls, in order.
+    pub fn calls(&self) -> impl Iterator<Item = RecordedCall<'_>> {
         let mut time = self.0.start;
         self.0.checks.iter().map(move |check| {
             time = time.plus(Nanos(check.delay));
             let denied_by = check.denied_by.map(|number| self.text(number));
-            (self.decode(check), RecordedDecision { time, outcome: check.outcome, denied_by })
+            RecordedCall {
+                check: self.decode(check),
+                decision: RecordedDecision { time, outcome: check.outcome, denied_by },
+                budgets: check.budgets.clone().map_id(|number| self.text(number)),
+            }
         })
+    }
+
+    /// Returns the checks with their decisions, in order. A check of 0 hits is a peek.
+    pub fn checks(&self) -> impl Iterator<Item = (Check<'_>, RecordedDecision<'_>)> {
+        let checks = self.calls().filter(|call| call.budgets.is_check());
+        checks.map(|call| (call.check, call.decision))
     }
 
     fn decode(&self, check: &EncodedCheck) -> Check<'_> {

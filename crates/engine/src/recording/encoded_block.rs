@@ -2,20 +2,21 @@
 //!
 //! Guarantees:
 //! - A validated block has no number out of range.
-//! - Its checks are bounded one by one, and together.
+//! - Its calls are bounded one by one, and together.
 
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::call::{RecordedBudgets, RecordedReserve};
 use super::check_outcome::CheckOutcome;
 use crate::kernel::decision::{Check, Cost};
 use crate::kernel::units::{Hits, Nanos, Unit};
 
-/// The number of checks at which a block is full.
+/// The number of calls at which a block is full.
 pub(super) const MAX_CHECKS: usize = 8_192;
-/// The largest size of one check, in bytes.
+/// The largest size of one call, in bytes.
 pub(super) const MAX_CHECK_BYTES: usize = 1 << 20;
-/// The largest size of all checks in a block, in bytes. Each check counts its texts in full, so
+/// The largest size of all calls in a block, in bytes. Each call counts its texts in full, so
 /// that a small file cannot hold an unlimited amount of work.
 pub(super) const MAX_EXPANDED_BYTES: usize = 64 << 20;
 /// The largest number of entries in a descriptor. A limits file has fewer levels of rules.
@@ -24,10 +25,11 @@ pub(super) const MAX_ENTRIES: usize = 256;
 /// A block as it is encoded.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct EncodedBlock {
-    /// The instant of the first check, since the Unix epoch.
+    /// The instant of the first call, since the Unix epoch.
     pub(super) start: Nanos,
     pub(super) texts: Vec<String>,
     pub(super) descriptors: Vec<DescriptorEntries>,
+    /// The calls, each with its check.
     pub(super) checks: Vec<EncodedCheck>,
 }
 
@@ -36,12 +38,13 @@ pub(super) type DescriptorEntries = Vec<(u32, u32)>;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct EncodedCheck {
-    /// The time since the check before, in nanoseconds.
+    /// The time since the call before, in nanoseconds.
     pub(super) delay: u64,
     pub(super) domain: u32,
     pub(super) descriptors: Vec<EncodedDescriptor>,
     pub(super) outcome: CheckOutcome,
     pub(super) denied_by: Option<u32>,
+    pub(super) budgets: RecordedBudgets<u32>,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -107,6 +110,10 @@ impl EncodedBlock {
     fn size_of_check(&self, check: &EncodedCheck, sizes: &[usize]) -> Result<usize, BlockError> {
         let mut bytes = self.text(check.domain)?.len();
         check.denied_by.map_or(Ok(""), |number| self.text(number))?;
+        bytes += check.budgets.id().map_or(Ok(""), |number| self.text(*number))?.len();
+        if !covers_a_part(&check.budgets, check.descriptors.len()) {
+            return Err("a reserve of a descriptor that its check lacks");
+        }
         for descriptor in &check.descriptors {
             bytes += sizes.get(descriptor.entries as usize).ok_or(NUMBER_OUT_OF_RANGE)?;
             if MAX_CHECK_BYTES < bytes {
@@ -115,6 +122,13 @@ impl EncodedBlock {
         }
         Ok(bytes)
     }
+}
+
+/// Returns `true` unless a reserve has an index out of range, or one index twice.
+fn covers_a_part(budgets: &RecordedBudgets<u32>, descriptors: usize) -> bool {
+    let RecordedBudgets::Reserve(RecordedReserve { covered, .. }) = budgets else { return true };
+    covered.is_sorted_by(|one, next| one < next)
+        && covered.last().is_none_or(|last| (*last as usize) < descriptors)
 }
 
 pub(super) fn size_of_check(check: &Check<'_>) -> usize {
@@ -188,6 +202,7 @@ mod tests {
                 .collect(),
             outcome: CheckOutcome::Allow,
             denied_by: None,
+            budgets: RecordedBudgets::Charge,
         };
         EncodedBlock {
             start: Nanos(0),
@@ -234,5 +249,40 @@ mod tests {
         rejects(block(vec![(0, 0); 256], (8_192, 3)), "a block with more than 64 MiB of checks; ");
         rejects(block(vec![], (8_193, 1)), "a block with more than 8192 checks; ");
         rejects(block(vec![(0, 1)], (1, 1)), "a block with a number out of range; ");
+    }
+
+    #[test]
+    fn a_reserve_or_settle_with_a_number_out_of_range_is_rejected() {
+        let read_with = |budgets| {
+            let mut block = block(vec![(0, 0)], (1, 2));
+            block.checks[0].budgets = budgets;
+            read(&block).1
+        };
+        let reserve = |id, covered: &[u32]| {
+            let (covered, tokens, is_admitted) = (covered.to_vec(), Some(u64::MAX), true);
+            read_with(RecordedBudgets::Reserve(RecordedReserve {
+                id,
+                covered,
+                tokens,
+                is_admitted,
+            }))
+        };
+        assert_eq!(reserve(0, &[0, 1]), Ok(()));
+        for covered in [&[2][..], &[0, u32::MAX], &[1, 1], &[1, 0]] {
+            let error = reserve(0, covered).unwrap_err();
+            assert!(
+                error.starts_with("a reserve of a descriptor that its check lacks; "),
+                "{error}"
+            );
+        }
+        let usage = crate::budgets::RequestUsage::Unknown;
+        let numbers = [
+            reserve(1, &[0]),
+            read_with(RecordedBudgets::Settle(1, usage)),
+            read_with(RecordedBudgets::Renew(u32::MAX)),
+        ];
+        for read in numbers {
+            assert!(read.unwrap_err().starts_with("a block with a number out of range; "));
+        }
     }
 }

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 /// The first bytes of a recording: the magic and the version of the format.
 const MAGIC: &[u8; 8] = b"sgrecord";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 
 /// The largest decompressed size of a frame, in bytes.
 pub(super) const MAX_RAW_BYTES: u32 = 4 << 20;

@@ -9,7 +9,7 @@
 //! | bare key, or no rule | `ann` | `~c0ffee…` |
 //!
 //! Guarantees:
-//! - A check with hashed values matches the same rules of the recorded limits.
+//! - A check with hashed values matches the same rules and budgets of the recorded limits.
 //! - Equal values get equal hashes, also under different patterns.
 //! - A value that later limits name exactly can be restored, because the salt is in the file.
 //! - An id that only a table has can be restored for decisions, and hashed again for a report.
@@ -26,11 +26,11 @@ use std::hash::Hasher as _;
 
 use ring::rand::SystemRandom;
 use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
 
-use crate::config::Config;
 use crate::config::hooks::address::{ClientAddress, Network};
-use crate::config::tree::RuleMatch;
 use crate::config::tree::values::ValueMatch;
+use crate::config::{Config, Domain, RuleNumber};
 use crate::kernel::decision::{Check, Descriptor};
 
 /// The character before a hash.
@@ -66,8 +66,8 @@ impl ValueHasher {
     }
 
     /// Returns the values of `check` as they are recorded: for each descriptor, one text for each
-    /// entry. `None` if the check would match other rules of `config` with them, for example because
-    /// a pattern such as `*a*` matches the digits of a hash.
+    /// entry. `None` if the check would match other rules or budgets of `config` with them, for example
+    /// because a pattern such as `*a*` matches the digits of a hash.
     #[must_use]
     pub fn hash_values(&self, config: &Config, check: &Check<'_>) -> Option<Vec<Vec<String>>> {
         let domain = config.domains.get(check.domain);
@@ -82,11 +82,14 @@ impl ValueHasher {
                 .zip(matches)
                 .map(|((_, value), matched)| self.hash_matched(value, matched))
                 .collect();
-            let replaced =
-                entries.iter().zip(&hashed).map(|((key, _), value)| (*key, value.as_str()));
-            let rule = |found: Option<RuleMatch<'_>>| found.map(|found| found.rule.number);
-            let before = rule(domain.tree.lookup(entries.iter().copied()));
-            (before == rule(domain.tree.lookup(replaced))).then_some(hashed)
+            let replaced: SmallVec<[_; 4]> = entries
+                .iter()
+                .zip(&hashed)
+                .map(|((key, _), value)| (*key, value.as_str()))
+                .collect();
+            let is_same = rules_of(domain, entries) == rules_of(domain, &replaced);
+            drop(replaced);
+            is_same.then_some(hashed)
         };
         check.descriptors.iter().map(|one| hash_descriptor(&one.entries)).collect()
     }
@@ -109,6 +112,16 @@ impl ValueHasher {
         let hash = self.number(address.as_deref().unwrap_or(value));
         network.address_with_host_bits(hash).to_string()
     }
+}
+
+/// Returns the rule and the budgets that a descriptor matches.
+fn rules_of(
+    domain: &Domain,
+    entries: &[(&str, &str)],
+) -> (Option<RuleNumber>, SmallVec<[RuleNumber; 4]>) {
+    let rule = domain.tree.lookup(entries.iter().copied()).map(|found| found.rule.number);
+    let budgets = domain.tree.lookup_budgets(entries).into_iter();
+    (rule, budgets.map(|found| found.rule.number).collect())
 }
 
 /// Returns `check` with other values of its entries, one list for each descriptor.

@@ -11,7 +11,8 @@ pub struct RecordingHeader {
     /// The salt of the hashed values; `None` if all values are clear.
     pub salt: Option<[u8; 16]>,
     /// The share of keys that is recorded. A key is a domain with the entries of one descriptor; a
-    /// check has only its sampled descriptors.
+    /// check has only its sampled descriptors. A reserve and its end are sampled by the first entry
+    /// of their first descriptor.
     pub sample: Percent,
     /// The instant of the start, since the Unix epoch.
     pub started_at: Nanos,
@@ -58,8 +59,8 @@ pub enum RecordedOverrides {
 /// The last frame. A recording without it was interrupted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordingEnd {
-    /// The checks in the recording.
+    /// The calls in the recording.
     pub recorded: u64,
-    /// The sampled checks that are missing: the queue was full, or the check was too large.
+    /// The sampled calls that are missing: the queue was full, or the call was too large.
     pub dropped: u64,
 }

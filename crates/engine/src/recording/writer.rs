@@ -2,7 +2,8 @@
 
 use std::io::{self, Write};
 
-use super::block::{BlockBuilder, RecordedDecision};
+use super::block::BlockBuilder;
+use super::call::{RecordedBudgets, RecordedDecision};
 use super::frame::{self, FrameKind};
 use super::header::{RecordingEnd, RecordingHeader};
 use crate::kernel::decision::Check;
@@ -28,7 +29,7 @@ pub fn pack_end(end: RecordingEnd) -> Vec<u8> {
     frame::pack(FrameKind::End, &end).unwrap_or_default()
 }
 
-/// Writes a recording to `output`, check by check.
+/// Writes a recording to `output`, call by call.
 pub struct RecordingWriter<W> {
     output: W,
     block: BlockBuilder,
@@ -45,12 +46,25 @@ impl<W: Write> RecordingWriter<W> {
         Ok(Self { output, block: BlockBuilder::default(), end: RecordingEnd::default() })
     }
 
-    /// Adds a check, or counts it as dropped if it is too large.
+    /// Adds a check that charges its hits to its budgets, or counts it as dropped if it is too large.
     ///
     /// # Errors
     /// The error of `output`.
     pub fn add(&mut self, check: &Check<'_>, decision: RecordedDecision<'_>) -> io::Result<()> {
-        if self.block.add(check, decision) {
+        self.add_call(check, decision, RecordedBudgets::<&str>::Charge)
+    }
+
+    /// Adds a call, or counts it as dropped if it is too large.
+    ///
+    /// # Errors
+    /// The error of `output`.
+    pub fn add_call(
+        &mut self,
+        check: &Check<'_>,
+        decision: RecordedDecision<'_>,
+        budgets: RecordedBudgets<impl AsRef<str>>,
+    ) -> io::Result<()> {
+        if self.block.add(check, decision, budgets) {
             self.end.recorded += 1;
         } else {
             self.end.dropped += 1;
@@ -63,7 +77,7 @@ impl<W: Write> RecordingWriter<W> {
         self.end.dropped += 1;
     }
 
-    /// Writes the end, and returns the number of checks.
+    /// Writes the end, and returns the number of calls.
     ///
     /// # Errors
     /// The error of `output`.
