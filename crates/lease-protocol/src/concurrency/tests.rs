@@ -95,7 +95,8 @@ pub(crate) fn rules() -> impl Strategy<Value = ConcurrencyRule> {
     );
     let bucket = prop::collection::vec(any::<u8>(), 1..40);
     let enums = (mode, aggregate, on_failure, any::<bool>());
-    let rules = (limiter_configs(), prop::option::of(requesters()));
+    // Boxed, because a test may build several of these large generators on its stack.
+    let rules = (limiter_configs().boxed(), prop::option::of(requesters().boxed()));
     (bucket, enums, rules, times(), reject).prop_map(
         |(
             bucket,

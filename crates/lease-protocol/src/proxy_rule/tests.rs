@@ -55,7 +55,7 @@ fn rules() -> impl Generator<Value = ProxyRule> {
     let counter = prop::collection::vec((".{0,9}", ".{0,9}"), 0..4).prop_map(|entries| {
         entries.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
     });
-    let concurrency = prop::option::of(concurrency_rules().prop_map(Box::new));
+    let concurrency = prop::option::of(concurrency_rules().prop_map(Box::new).boxed());
     let validity = prop::option::of(times());
     let weight =
         (".{0,9}", ".{0,9}", prop::option::of(any::<u32>())).prop_map(|(key, column, weight)| {
