@@ -1,6 +1,7 @@
 //! Drives the console in a real browser, against two replicas with Redis under load.
 
 mod budgets;
+mod requesters;
 mod tables;
 
 use std::path::PathBuf;

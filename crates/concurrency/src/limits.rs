@@ -23,6 +23,7 @@ pub mod queue_time;
 mod replica_share;
 pub mod reporter;
 mod request;
+mod requesters;
 mod shared_limit;
 mod strict;
 mod strict_limit;
@@ -30,7 +31,6 @@ mod usage;
 
 use std::any::Any;
 use std::collections::BinaryHeap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ use sluicegate_lease::clock::Clock;
 
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterConfig, LimiterEvent};
-use crate::kernel::concurrency::{Permit, Requester, RequesterKeys};
+use crate::kernel::concurrency::{ClassUse, Permit, Requester, RequesterKeys, RequesterUse};
 use crate::kernel::units::{Nanos, Revision};
 use crate::limits::bucket::{AcquireStep, Bucket};
 use crate::limits::bucket_load::NO_LIMIT;
@@ -50,6 +50,8 @@ pub use crate::limits::queue_time::{with_queue_slots, with_queue_time};
 pub use crate::limits::replica_share::ShareSnapshot;
 use crate::limits::reporter::FleetReporter;
 pub use crate::limits::request::{AcquireError, PermitRequest};
+use crate::limits::requesters::CustomerNames;
+pub use crate::limits::requesters::NamedCustomer;
 pub use crate::limits::shared_limit::SharedLimit;
 pub use crate::limits::strict_limit::{StrictLimit, StrictSnapshot};
 
@@ -65,8 +67,7 @@ pub struct ConcurrencyLimits {
     clock: Arc<Clock>,
     buckets: RwLock<BucketMap>,
     jitter: u64,
-    /// The key of the hashes of customers. It differs between processes.
-    customer_hasher: RandomState,
+    customers: CustomerNames,
     fleet_reporter: Option<Arc<FleetReporter>>,
     start_queue_span: fn() -> QueueSpan,
 }
@@ -84,9 +85,9 @@ impl ConcurrencyLimits {
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
         let buckets = RwLock::new(BucketMap::new(most));
-        let customer_hasher = RandomState::new();
+        let customers = CustomerNames::default();
         let (fleet_reporter, start_queue_span): (_, fn() -> QueueSpan) = (None, || None);
-        Self { clock, buckets, jitter, customer_hasher, fleet_reporter, start_queue_span }
+        Self { clock, buckets, jitter, customers, fleet_reporter, start_queue_span }
     }
 
     /// Adds the fleet reporter, which fleet-wide limits need.
@@ -117,14 +118,20 @@ impl ConcurrencyLimits {
         value_of: impl Fn(&str) -> Option<&'v str>,
         weight_of: impl FnOnce(&str) -> Option<u32>,
     ) -> Requester {
-        let class = keys.class_of(&value_of);
-        let known = keys.customer_of(value_of).and_then(|it| Some((it, weight_of(it)?)));
-        match known {
-            Some((customer, weight)) => {
-                Requester::of_customer(class, self.customer_hasher.hash_one(customer), weight)
-            }
-            None => Requester { class, ..Requester::ANY },
-        }
+        self.customers.requester(keys, value_of, weight_of)
+    }
+
+    /// Returns who uses a bucket now: its classes, and the `most` customers with the most requests.
+    /// `None` if there is no such bucket.
+    #[must_use]
+    pub fn requesters(
+        &self,
+        bucket: &[u8],
+        most: usize,
+    ) -> Option<(Vec<ClassUse>, Vec<NamedCustomer>)> {
+        let bucket = self.buckets.read().get(bucket).cloned()?;
+        let RequesterUse { classes, customers } = bucket.requesters(most);
+        Some((classes, self.customers.names_of(customers)))
     }
 
     /// Returns the fleet reporter, if this replica belongs to a fleet.

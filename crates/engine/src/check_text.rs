@@ -121,15 +121,18 @@ pub(super) fn short_entries(
     entries: &[(&str, &str)],
     values: DescriptorValues,
 ) -> Vec<(String, String)> {
-    let short = |&(key, value): &(&str, &str)| {
-        let value = match values {
-            DescriptorValues::Shown => short_text(value).into_owned(),
-            DescriptorValues::Hashed => hash_text(&[value.as_bytes()]),
-            DescriptorValues::Hidden => "*".to_owned(),
-        };
-        (short_text(key).into_owned(), value)
-    };
+    let short =
+        |&(key, value): &(&str, &str)| (short_text(key).into_owned(), short_value(value, values));
     entries.iter().take(MAX_SHOWN).map(short).collect()
+}
+
+/// Returns a value in its short form.
+pub(super) fn short_value(value: &str, values: DescriptorValues) -> String {
+    match values {
+        DescriptorValues::Shown => short_text(value).into_owned(),
+        DescriptorValues::Hashed => hash_text(&[value.as_bytes()]),
+        DescriptorValues::Hidden => "*".to_owned(),
+    }
 }
 
 /// Cuts a text after [`MAX_BYTES`], at the boundary of a character.

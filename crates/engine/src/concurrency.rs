@@ -13,6 +13,7 @@ pub(super) mod terms;
 pub mod usage;
 mod wait_deadlines;
 
+pub use requester::RequestersInUse;
 pub use sluicegate_concurrency::limits::queue_time::{with_queue_slots, with_queue_time};
 pub use sluicegate_concurrency::limits::*;
 

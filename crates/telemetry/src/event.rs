@@ -89,6 +89,8 @@ impl Event for ProxyMessageKind {
 pub struct ConcurrencyLimitExceeded<'l> {
     /// The path of the limit in the configuration.
     pub limit: &'l str,
+    /// The class of the requests, if the limit has classes and the class is known.
+    pub class: Option<&'l str>,
     /// The reason of the rejection, one of [`CONCURRENCY_REASONS`].
     pub reason: Reason,
     /// `false` if shadow mode allowed the request.
@@ -106,6 +108,9 @@ impl Event for ConcurrencyLimitExceeded<'_> {
             && let Some(event) = LimitEvent::ALL.get(at)
         {
             metrics.limit_events.count(self.limit, *event, self.count);
+            if let Some(class) = self.class {
+                metrics.limit_events.count_class(self.limit, class, self.count);
+            }
         }
     }
 }

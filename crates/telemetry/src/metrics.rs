@@ -272,6 +272,12 @@ impl Metrics {
         self.limit_events.counts(LimitEvent::Fenced)
     }
 
+    /// Returns the number of requests of a class that a concurrency limit rejected in this process.
+    #[must_use]
+    pub fn class_rejections(&self, limit: &str, class: &str) -> u64 {
+        self.limit_events.class_rejections(limit, class)
+    }
+
     /// Returns the number of shares that expired in this process.
     #[must_use]
     pub fn fences(&self) -> u64 {

@@ -281,8 +281,14 @@ fn rejections_and_expired_shares_are_counted_by_limit() {
     let metrics = Metrics::new();
     for (number, reason) in CONCURRENCY_REASONS.into_iter().enumerate() {
         for is_enforced in [vec![false; 7], vec![true; number + 1]].concat() {
-            ConcurrencyLimitExceeded { limit: "d.k", reason, is_enforced, count: 1 }
-                .count(&metrics);
+            ConcurrencyLimitExceeded {
+                limit: "d.k",
+                class: Some("low"),
+                reason,
+                is_enforced,
+                count: 1,
+            }
+            .count(&metrics);
         }
     }
     ShareFenced { limit: "d.k" }.count(&metrics);

@@ -37,7 +37,8 @@ use prometheus::Prometheus;
 
 const LIMITS: &str = "domain: shop\ndescriptors:\n- key: api_key\n  \
                       rate_limit: {unit: day, requests_per_unit: 5}\n- key: upstream\n  \
-                      concurrency: {limit: 8, mode: local, adaptive: {algorithm: gradient, min: 2, max: 64}}\n";
+                      concurrency: {limit: 8, mode: local, adaptive: {algorithm: gradient, min: 2, max: 64}}\n- key: report\n  \
+                      concurrency: {limit: 1, mode: local, classes: {by: tier, up_to: {high: 100%}}}\n";
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
@@ -118,14 +119,22 @@ impl Upstream {
         Self { runtime, client, number: 0 }
     }
 
-    /// Sends one request with a latency of 5 ms.
-    fn send_request(&mut self) {
+    /// Acquires a permit for this entry, and returns its id.
+    fn acquire(&mut self, key: &str) -> String {
         self.number += 1;
         let (id, domain) = (format!("request-{:016}", self.number), "shop".to_owned());
-        let entries = vec![Entry { key: "upstream".into(), value: "all".into() }];
+        let entries = vec![Entry { key: key.into(), value: "all".into() }];
         let descriptors = vec![Descriptor { entries, hits: None }];
         let asked = AcquireRequest { id: id.clone(), domain, descriptors, max_wait_us: None };
         self.runtime.block_on(self.client.acquire(asked)).unwrap();
+        id
+    }
+
+    /// Sends one request with a latency of 5 ms, and one of a class that is rejected from the second
+    /// one on.
+    fn send_request(&mut self) {
+        let _kept = self.acquire("report");
+        let id = self.acquire("upstream");
         let outcome = Outcome::Success.into();
         let ended =
             ReleaseRequest { id, outcome, rtt_us: Some(5_000), ..ReleaseRequest::default() };

@@ -24,7 +24,7 @@ use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
 use crate::kernel::concurrency::{
-    Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RetryAfterRule,
+    Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RequesterUse, RetryAfterRule,
 };
 use crate::kernel::coordinator::ShareTiming;
 use crate::kernel::units::{Nanos, Revision};
@@ -196,6 +196,10 @@ impl Bucket {
             (limiter.in_flight(), limiter.queue_len() + state.queue_length());
         let load = BucketLoad { in_flight, waiting, limit: limiter.limit() };
         BucketMetrics { load, rtt, min_rtt: limiter.adaptive_limit().min_rtt() }
+    }
+
+    pub(crate) fn requesters(&self, most: usize) -> RequesterUse {
+        self.0.lock().limiter.requesters(most)
     }
 
     pub(crate) fn acquire_instants(&self) -> Vec<Nanos> {

@@ -359,7 +359,8 @@ impl Engine {
             Ok(held) => Ok(Some(held)),
             Err(denied) if shadow => {
                 let (limit, reason) = (&*limit.path, denied.reason());
-                ConcurrencyLimitExceeded { limit, reason, is_enforced: false, count: 1 }.emit();
+                let (class, is_enforced) = (None, false);
+                ConcurrencyLimitExceeded { limit, class, reason, is_enforced, count: 1 }.emit();
                 Ok(None)
             }
             Err(denied) => Err(denied.reason()),

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use super::bucket_name::{bucket_of, limit_of_bucket};
 use crate::Engine;
-use crate::concurrency::{BucketLoad, BucketMetrics};
+use crate::concurrency::{BucketLoad, BucketMetrics, BucketName};
 use crate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use crate::proxies::ProxyBucket;
 
@@ -21,6 +21,8 @@ pub struct ConcurrencyUsage {
     pub limit: u64,
     /// The bucket of this replica with the most requests in flight.
     pub busiest: Option<BucketMetrics>,
+    /// The name of that bucket.
+    pub busiest_name: Option<BucketName>,
 }
 
 impl ConcurrencyUsage {
@@ -32,9 +34,9 @@ impl ConcurrencyUsage {
         self.limit = self.limit.saturating_add(limit.into());
     }
 
-    fn add_busiest(&mut self, metrics: BucketMetrics) {
+    fn add_busiest(&mut self, name: &BucketName, metrics: BucketMetrics) {
         if self.busiest.is_none_or(|busiest| busiest.load.in_flight < metrics.load.in_flight) {
-            self.busiest = Some(metrics);
+            (self.busiest, self.busiest_name) = (Some(metrics), Some(name.clone()));
         }
     }
 }
@@ -71,7 +73,7 @@ impl Engine {
                 let limit = self.metric_limit(ceiling, &name, metrics.load.limit);
                 let usage = in_use.entry(ceiling.path.clone()).or_default();
                 usage.add(metrics.load, limit);
-                usage.add_busiest(metrics);
+                usage.add_busiest(&name, metrics);
             }
             counted.insert(name);
         }

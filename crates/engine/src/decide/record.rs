@@ -100,7 +100,8 @@ impl Engine {
     ) {
         let (path, reason) = (&*limit.path, rejection.reason);
         config.counters.count(limit.number, RuleVerdict::Deny);
-        ConcurrencyLimitExceeded { limit: path, reason, is_enforced: true, count: 1 }.emit();
+        let class = limit.requesters.as_ref().and_then(|rule| rule.keys.class_name(check));
+        ConcurrencyLimitExceeded { limit: path, class, reason, is_enforced: true, count: 1 }.emit();
         self.count_rejected_key(&config.counters, limit.number, bucket);
         self.publish_rejected_check(check, rejection);
     }

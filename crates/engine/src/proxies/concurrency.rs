@@ -98,7 +98,8 @@ impl Engine {
         if 0 < shadow {
             let reason = Reason::ConcurrencyLimitReached;
             let (path, is_enforced) = (&*limit.path, false);
-            ConcurrencyLimitExceeded { limit: path, reason, is_enforced, count: shadow }.emit();
+            let (class, count) = (None, shadow);
+            ConcurrencyLimitExceeded { limit: path, class, reason, is_enforced, count }.emit();
         }
     }
 }
@@ -136,6 +137,6 @@ fn count_rejections(config: &ActiveConfig, limit: &ConcurrencyLimit, reason: Rea
     }
     config.counters.count_many(limit.number, RuleVerdict::Deny, count);
     let (path, is_enforced) = (&*limit.path, true);
-    ConcurrencyLimitExceeded { limit: path, reason, is_enforced, count }.emit();
+    ConcurrencyLimitExceeded { limit: path, class: None, reason, is_enforced, count }.emit();
     ProxyDecisions { count, verdict: Verdict::Deny, is_shadowed: false, reason }.emit();
 }

@@ -6,6 +6,7 @@
 //! - Cost: O(1) without a deadline, O(log n) with one; no allocation once the slots exist.
 
 use super::deadline_heap::DeadlineHeap;
+use super::requester::Requester;
 use crate::units::Nanos;
 
 /// The right of one request to be in flight, until its release or deadline.
@@ -21,6 +22,8 @@ pub(super) struct InFlightState {
     pub(super) admitted_at: Nanos,
     /// The number of requests in flight at its admission, including itself.
     pub(super) in_flight: u32,
+    /// The number of its class.
+    pub(super) class: u8,
     /// The hash of its customer; 0 without one.
     pub(super) customer: u64,
     deadline: Option<Nanos>,
@@ -47,11 +50,13 @@ impl InFlightPermits {
 
     /// Adds a permit; without `lifetime` it has no deadline, as the request's end is always
     /// observed.
-    pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>, customer: u64) -> Permit {
+    pub(super) fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>, by: Requester) -> Permit {
         self.count = self.count.saturating_add(1);
         let deadline = lifetime.map(|lifetime| now.plus(lifetime));
         let in_flight = self.count;
-        let permit = self.insert(InFlightState { admitted_at: now, in_flight, customer, deadline });
+        let Requester { class, customer, .. } = by;
+        let state = InFlightState { admitted_at: now, in_flight, class, customer, deadline };
+        let permit = self.insert(state);
         if let Some(until) = deadline {
             self.deadlines.set(permit.slot, until);
         }
@@ -110,6 +115,11 @@ impl InFlightPermits {
                 .state
                 .map(|state| (Permit { slot, generation: entry.generation }, state.admitted_at))
         })
+    }
+
+    /// The class of each permit in flight.
+    pub(super) fn classes(&self) -> impl Iterator<Item = u8> {
+        self.slots.iter().filter_map(|entry| entry.state.map(|state| state.class))
     }
 
     fn slot(&mut self, permit: Permit) -> Option<&mut PermitSlot> {

@@ -32,6 +32,8 @@
 //!
 //! The caller wakes tasks and runs timers. Its clock must be monotonic.
 
+mod requester_use;
+
 use smallvec::SmallVec;
 
 use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
@@ -342,7 +344,7 @@ impl Limiter {
 
     fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>, by: Requester) -> Permit {
         self.queue.admitted(by);
-        self.in_flight.admit(now, lifetime, by.customer)
+        self.in_flight.admit(now, lifetime, by)
     }
 
     fn release(

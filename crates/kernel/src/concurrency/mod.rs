@@ -26,7 +26,10 @@ pub use limiter::Limiter;
 pub use permit_registry::PermitRegistry;
 pub use queue::QueueTicket;
 pub use reported_outcome::{OverloadAnswers, ReportedOutcome, RetryAfterRule, UpstreamAnswer};
-pub use requester::{ClassParts, MAX_CLASSES, MAX_WEIGHT, Requester, RequesterKeys};
+pub use requester::{
+    ClassParts, ClassUse, CustomerUse, MAX_CLASSES, MAX_WEIGHT, Requester, RequesterKeys,
+    RequesterUse,
+};
 
 /// The processes over which a concurrency limit counts requests in flight (field `mode`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

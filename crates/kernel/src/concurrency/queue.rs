@@ -25,7 +25,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::requester::{MAX_CLASSES, Requester};
+use super::requester::{CustomerUse, MAX_CLASSES, Requester};
 use crate::units::Nanos;
 
 /// The number of a waiting request in its queue. Later tickets are larger.
@@ -93,6 +93,26 @@ impl WaitQueue {
     /// Returns the number of customers with permits or waiting requests, without `other`.
     pub(super) fn customers_without(&self, other: u64) -> usize {
         self.customers.len().saturating_sub(usize::from(self.knows(other)))
+    }
+
+    /// The class of each waiting request.
+    pub(super) fn classes(&self) -> impl Iterator<Item = u8> {
+        self.waiters.values().map(|waiter| waiter.by.class)
+    }
+
+    /// Returns the `most` customers with the most permits and waiting requests. `others` has no hash.
+    pub(super) fn largest_customers(&self, most: usize, others: u64) -> Vec<CustomerUse> {
+        let customers = self.customers.iter().map(|(&id, customer)| CustomerUse {
+            customer: (id != others).then_some(id),
+            weight: customer.weight,
+            in_flight: customer.permits,
+            waiting: customer.waiting,
+        });
+        let mut largest: Vec<_> = customers.collect();
+        let requests = |one: &CustomerUse| one.in_flight.saturating_add(one.waiting);
+        largest.sort_by_key(|one| (std::cmp::Reverse(requests(one)), one.customer));
+        largest.truncate(most);
+        largest
     }
 
     /// Returns the class that is served next.

@@ -10,6 +10,8 @@
 //! Guarantees:
 //! - The part of a class is at least the part of every later class.
 
+use crate::decision::Check;
+
 /// The most classes of one limit.
 pub const MAX_CLASSES: u8 = 8;
 
@@ -36,6 +38,13 @@ impl RequesterKeys {
         let name = self.class.as_deref().and_then(value_of);
         let number = name.and_then(|name| self.class_names.iter().position(|it| **it == *name));
         number.and_then(|number| u8::try_from(number).ok()).unwrap_or(u8::MAX)
+    }
+
+    /// Returns the name of the class of `check`; `None` without classes.
+    #[must_use]
+    pub fn class_name(&self, check: &Check<'_>) -> Option<&str> {
+        let number = usize::from(self.class_of(|key| check.value_of(key)));
+        self.class_names.get(number).or_else(|| self.class_names.last()).map(|name| &**name)
     }
 
     /// Returns the customer of a check; `None` without the entry, or if it is empty.
@@ -113,4 +122,37 @@ impl ClassParts {
         let part = u64::from(limit).saturating_mul(percent) / 100;
         u32::try_from(part).unwrap_or(u32::MAX).max(limit.min(1))
     }
+}
+
+/// Who uses a limit at one instant.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RequesterUse {
+    /// The classes, the first one first.
+    pub classes: Vec<ClassUse>,
+    /// The customers with the most requests; empty if the limit is not fair.
+    pub customers: Vec<CustomerUse>,
+}
+
+/// The requests of one class.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClassUse {
+    /// The number of requests in flight from which the class is no longer admitted.
+    pub part: u32,
+    /// Its requests in flight.
+    pub in_flight: u32,
+    /// Its waiting requests.
+    pub waiting: u32,
+}
+
+/// The requests of one customer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CustomerUse {
+    /// The hash; `None` for the requests that count as one customer together.
+    pub customer: Option<u64>,
+    /// The weight, 1 to [`MAX_WEIGHT`].
+    pub weight: u32,
+    /// Its requests in flight.
+    pub in_flight: u32,
+    /// Its waiting requests.
+    pub waiting: u32,
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use futures_util::future::poll_immediate;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
-use sluicegate::engine::{DecisionPolicy, Engine};
+use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
@@ -130,7 +131,7 @@ async fn concurrency_shows_the_limits_in_use() {
     engine.sample_history();
     let expected = json!({"limits": [{
         "domain": "d", "path": "d.up", "limit": 3, "in_flight": 1, "waiting": 0,
-        "rtt_us": null, "min_rtt_us": null, "fleet": null,
+        "rtt_us": null, "min_rtt_us": null, "requesters": null, "fleet": null,
         "history": {
             "step_s": 30, "start_unix_s": 36_000, "limit": [3], "in_flight": [1], "waiting": [0],
             "rtt_us": [0],
@@ -138,6 +139,46 @@ async fn concurrency_shows_the_limits_in_use() {
     }], "omitted": 0});
     assert_eq!(get_json(&engine, "/concurrency").await, expected);
     drop(held);
+}
+
+#[tokio::test]
+async fn concurrency_shows_who_uses_a_limit() {
+    let limits = "domain: d\ndescriptors:\n- key: gpu\n  concurrency:\n    limit: 4\n    \
+                  classes: {by: tier, up_to: {gold: 100%, batch: 50%}}\n    \
+                  queue: {size: 1, timeout: 1h}\n    fair: {by: customer}\n";
+    let engine = engine();
+    let files = [("d.yaml", limits.as_bytes())];
+    engine.publish(Arc::new(sluicegate::config::load(files, Revision(8), false).unwrap().0));
+    let ask = async |customer, tier| {
+        let entries = [("gpu", "a"), ("tier", tier), ("customer", customer)];
+        let check = check(&entries, Cost::Charge(Hits(1)));
+        engine.admit(&check, Some(Nanos(0))).await.unwrap()
+    };
+    let _held = [ask("acme", "batch").await, ask("acme", "gold").await, ask("", "gold").await];
+    for _ in 0..2 {
+        assert!(matches!(ask("hog", "batch").await, AdmissionOutcome::Rejected(_)));
+    }
+    let waits = check(&[("gpu", "a"), ("customer", "late")], Cost::Charge(Hits(1)));
+    let mut waits = Box::pin(engine.admit(&waits, None));
+    assert!(poll_immediate(&mut waits).await.is_none());
+    let row = |customer: Value, [in_flight, waiting]: [u64; 2]| json!({"customer": customer, "weight": 1, "in_flight": in_flight, "waiting": waiting});
+    let page = get_json(&engine, "/concurrency").await;
+    let expected = json!({
+        "classes": [
+            {"class": "gold", "part": 4, "in_flight": 2, "waiting": 0, "rejected": 0},
+            {"class": "batch", "part": 2, "in_flight": 1, "waiting": 1, "rejected": 2},
+        ],
+        "customers": [row("acme".into(), [2, 0]), row("late".into(), [0, 1]), row(Value::Null, [1, 0])],
+    });
+    assert_eq!(sorted_customers(&page["limits"][0]["requesters"]), sorted_customers(&expected));
+}
+
+/// Sorts the customers by name, because those with as many requests are in the order of their
+/// hashes.
+fn sorted_customers(requesters: &Value) -> Value {
+    let mut sorted = requesters.clone();
+    sorted["customers"].as_array_mut().unwrap().sort_by_key(|row| row["customer"].to_string());
+    sorted
 }
 
 #[tokio::test]

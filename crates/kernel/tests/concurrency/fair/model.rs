@@ -12,7 +12,9 @@ use std::collections::BTreeMap;
 use sluicegate_kernel::concurrency::limiter::{
     AcquireDenial, Limiter, LimiterConfig, LimiterEffect, LimiterEvent, QueueConfig,
 };
-use sluicegate_kernel::concurrency::{ClassParts, Permit, QueueTicket, RequestOutcome, Requester};
+use sluicegate_kernel::concurrency::{
+    ClassParts, CustomerUse, Permit, QueueTicket, RequestOutcome, Requester, RequesterUse,
+};
 use sluicegate_kernel::units::Nanos;
 use stateright::{Checker as _, Model, Property};
 
@@ -175,6 +177,22 @@ impl Model for Requests {
             Property::always("counts agree", |_, state: &State| {
                 state.limiter.in_flight() as usize == state.in_flight.len()
                     && state.limiter.queue_len() == state.waiting.len()
+            }),
+            Property::always("the snapshot agrees", |model: &Self, state: &State| {
+                let RequesterUse { classes, customers } = state.limiter.requesters(9);
+                let is_of = |by: &Requester, class| model.config.classes.clamp(by.class) == class;
+                let classes_agree = (0..).zip(&classes).all(|(class, used)| {
+                    used.part == model.config.classes.part(state.limit, class)
+                        && used.in_flight as usize
+                            == state.in_flight.values().filter(|by| is_of(by, class)).count()
+                        && used.waiting as usize
+                            == state.waiting.values().filter(|by| is_of(by, class)).count()
+                });
+                let sum = |of: fn(&CustomerUse) -> u32| customers.iter().map(of).sum::<u32>();
+                classes_agree
+                    && (model.config.fair_keys.is_none()
+                        || sum(|one| one.in_flight) as usize == state.in_flight.len()
+                            && sum(|one| one.waiting) as usize == state.waiting.len())
             }),
             Property::always("no permit stays free", |model: &Self, state: &State| {
                 let in_flight = u32::try_from(state.in_flight.len()).unwrap();

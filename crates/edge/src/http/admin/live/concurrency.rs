@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - At most [`MAX_LIMITS`] limits, those with the most requests in flight first.
-//! - The values of several buckets of a limit are summed; RTTs are those of the busiest bucket.
+//! - The values of several buckets of a limit are summed; RTTs, classes and customers are those of the
+//!   busiest bucket.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,8 +13,8 @@ use serde_json::{Value, json};
 use super::rules::domains_by_path;
 use super::series::series_json;
 use crate::engine::Engine;
-use crate::engine::concurrency::ShareSnapshot;
 use crate::engine::concurrency::usage::ConcurrencyUsage;
+use crate::engine::concurrency::{RequestersInUse, ShareSnapshot};
 use crate::engine::history::MAX_LIMITS;
 use crate::kernel::units::Nanos;
 
@@ -73,6 +74,8 @@ fn limit_json(engine: &Engine, row: &LimitRow<'_>, share: Option<&FleetShare>) -
     let LimitRow { path, domain, usage } = *row;
     let micros = |time: Nanos| time.0 / Nanos::MICRO.0;
     let history = engine.limit_history(path).unwrap_or_default();
+    let requesters =
+        usage.busiest_name.as_deref().and_then(|bucket| engine.requesters_in_use(bucket));
     json!({
         "domain": domain,
         "path": path,
@@ -81,9 +84,31 @@ fn limit_json(engine: &Engine, row: &LimitRow<'_>, share: Option<&FleetShare>) -
         "waiting": usage.waiting,
         "rtt_us": usage.busiest.and_then(|busiest| busiest.rtt).map(micros),
         "min_rtt_us": usage.busiest.and_then(|busiest| busiest.min_rtt).map(micros),
+        "requesters": requesters.as_ref().map(requesters_json),
         "fleet": share.map(|share| json!({
             "share": share.share, "fleet_limit": share.fleet_limit, "replicas": share.replicas,
         })),
         "history": series_json(&history, &["limit", "in_flight", "waiting", "rtt_us"]),
     })
+}
+
+fn requesters_json(in_use: &RequestersInUse) -> Value {
+    let classes = in_use.classes.iter().map(|(name, class, rejected)| {
+        json!({
+            "class": name,
+            "part": class.part,
+            "in_flight": class.in_flight,
+            "waiting": class.waiting,
+            "rejected": rejected,
+        })
+    });
+    let customers = in_use.customers.iter().map(|(name, customer)| {
+        json!({
+            "customer": name,
+            "weight": customer.weight,
+            "in_flight": customer.in_flight,
+            "waiting": customer.waiting,
+        })
+    });
+    json!({"classes": classes.collect::<Vec<_>>(), "customers": customers.collect::<Vec<_>>()})
 }

@@ -13,12 +13,14 @@ export default function concurrency(params) {
   const table = limitTable();
   const title = el("h2", { class: "chosen", "data-test": "chosen" });
   const [load, latency] = charts();
+  const parts = requesterTables();
   const note = el("p", { class: "muted" });
   const detail = el(
     "div",
     { hidden: true },
     title,
     el("div", { class: "columns wide" }, load.element, latency.element),
+    parts.element,
   );
   return {
     title: "Concurrency",
@@ -34,8 +36,54 @@ export default function concurrency(params) {
       showText(title, chosen.path);
       load.set(historyValues(chosen.history, ["limit", "in_flight", "waiting"]));
       latency.set(historyValues(chosen.history, ["rtt_us"]));
+      parts.show(chosen.requesters);
     },
     close: () => [load, latency].forEach((chart) => chart.close()),
+  };
+}
+
+// Who uses the busiest bucket of the limit at this replica. Empty without classes and fair parts.
+function requesterTables() {
+  const number = (title, cell) => ({ title, kind: "number", cell });
+  const counts = [
+    number("In flight", ({ in_flight }) => count(in_flight)),
+    number("Queue", ({ waiting }) => count(waiting)),
+  ];
+  const name = (title, key) => ({ title, header: true, kind: "key", cell: key });
+  const classes = new Table({
+    caption: "Classes",
+    test: "classes",
+    empty: "This limit has no classes.",
+    rowKey: (row) => row.class,
+    columns: [
+      name("Class", (row) => row.class),
+      number("Part", ({ part }) => count(part)),
+      ...counts,
+      number("Rejected", ({ rejected }) => count(rejected)),
+    ],
+  });
+  const customerOf = ({ customer }) => customer ?? "all others together";
+  const customers = new Table({
+    caption: "Customers",
+    test: "customers",
+    empty: "No customer has requests.",
+    // Hidden names are equal.
+    rowKey: ({ rank }) => rank,
+    columns: [name("Customer", customerOf), number("Weight", ({ weight }) => count(weight)), ...counts],
+  });
+  const element = el(
+    "div",
+    { class: "columns wide", hidden: true },
+    card("Classes", classes.element),
+    card("Customers with the most requests", customers.element),
+  );
+  return {
+    element,
+    show(requesters) {
+      element.hidden = !requesters;
+      classes.show(requesters?.classes ?? []);
+      customers.show((requesters?.customers ?? []).map((row, rank) => ({ ...row, rank })));
+    },
   };
 }
 
