@@ -6,6 +6,8 @@
 //! - `redis`: a limit in the Redis at the socket `REDIS_SOCKET`, one call for each check.
 //! - `permit`: acquire and release a permit of a concurrency limit.
 //! - `budget`: reserve and settle in two budgets in memory.
+//! - `fair_10` and `fair_10k`: the end of a request and the next request of its customer, at a limit of
+//!   64 whose queue has requests of 10 or 10,000 customers.
 //! - `fixed` and `table`: one limit in memory, with a number in its rule, or in a table of 10,000 rows.
 //!
 //! The clock is manual and all random seeds are fixed, so two runs execute nearly the same
@@ -13,6 +15,7 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use sluicegate::clock::Clock;
@@ -22,7 +25,10 @@ use sluicegate::config::tables::{Amount, Loading, RawRow, Table, TableSpec};
 use sluicegate::config::prices::TokenCounts;
 use sluicegate::engine::budgets::{BudgetUse, RequestUsage, Reserve};
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine, PermitLifetime, RequestStart};
-use sluicegate::kernel::concurrency::RequestOutcome;
+use sluicegate::kernel::concurrency::limiter::{
+    LimiterConfig, LimiterEffect, LimiterEvent, QueueConfig,
+};
+use sluicegate::kernel::concurrency::{Limiter, RequestOutcome, Requester};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
 use sluicegate::store::memory::{MemoryStore, WhenFull};
@@ -85,6 +91,8 @@ fn main() {
             "leased" => leased(checks).await,
             "redis" => redis(checks).await,
             "permit" => permit(checks).await,
+            "fair_10" => fair(10, checks),
+            "fair_10k" => fair(10_000, checks),
             "budget" => budget(checks).await,
             "fixed" => decide(&engine(memory(), FIXED), &["customer"], checks).await,
             "table" => {
@@ -169,6 +177,38 @@ async fn redis(checks: usize) {
         tokio::task::yield_now().await;
     }
     decide(&engine(Arc::new(store), REDIS), &["api_key"], checks).await;
+}
+
+fn fair(customers: u64, turns: usize) {
+    let timeout = Nanos::from_secs(3_600);
+    let queue = Some(QueueConfig { size: 40_000, timeout });
+    let fair_keys = Some(20_000);
+    let config = LimiterConfig { queue, fair_keys, ..LimiterConfig::fixed(64) };
+    let (mut limiter, now) = (Limiter::new(&config, 0), Nanos::from_secs(1_000));
+    let (mut permits, mut waiting) = (VecDeque::new(), HashMap::new());
+    let acquire = |limiter: &mut Limiter, waiting: &mut HashMap<_, _>, customer: u64| {
+        // The hashes of customers have no order.
+        let by = Requester::of_customer(0, customer.wrapping_mul(0x9e37_79b9_7f4a_7c15), 1);
+        let event = LimiterEvent::Acquire { lifetime: None, timeout, by };
+        match limiter.step(now, event)[..] {
+            [LimiterEffect::Admit(permit)] => Some((permit, customer)),
+            [LimiterEffect::Queue(ticket)] => {
+                waiting.insert(ticket, customer);
+                None
+            }
+            ref other => panic!("{other:?}"),
+        }
+    };
+    for request in 0..(3 * customers).max(80) {
+        permits.extend(acquire(&mut limiter, &mut waiting, request % customers + 1));
+    }
+    for _ in 0..turns {
+        let (permit, customer) = permits.pop_front().unwrap();
+        let event = LimiterEvent::Release { permit, outcome: RequestOutcome::Success, rtt: None };
+        let [LimiterEffect::Wake(ticket, permit)] = limiter.step(now, event)[..] else { panic!() };
+        permits.push_back((permit, waiting.remove(&ticket).unwrap()));
+        acquire(&mut limiter, &mut waiting, customer);
+    }
 }
 
 async fn permit(checks: usize) {

@@ -11,7 +11,7 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 
 file=benches/instructions.txt
-paths=(memory leased redis permit budget fixed table)
+paths=(memory leased redis permit fair_10 fair_10k budget fixed table)
 few=1000 many=3000
 profile=dev reason=
 case ${1:-} in

@@ -55,12 +55,34 @@ fn record_replica(
     let reason = args.reason.as_deref().unwrap_or_default();
     let parameters = [("for", &*duration), ("sample", &sample), ("keys", keys), ("reason", reason)];
     let patience = Duration::from_nanos(args.duration.0).saturating_add(GRACE);
-    let mut out = create(&args.out)?;
+    let mut out = OutputFile { path: &args.out, file: None };
     // Progress: the command may take an hour. A closed standard error is no reason to fail.
     writeln!(terminal.err, "recording for {duration}").ok();
     admin_client::download(server, ("record", &parameters), patience, &mut out)?;
     out.flush().map_err(|error| file_error(&args.out, &error))?;
     read_end(&args.out)
+}
+
+/// A file that its first byte creates, so that a refused recording leaves an earlier file as it is.
+struct OutputFile<'p> {
+    path: &'p Path,
+    file: Option<BufWriter<File>>,
+}
+
+impl io::Write for OutputFile<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.file.is_none() {
+            let created = File::create(self.path);
+            let wrong =
+                |error: io::Error| io::Error::new(error.kind(), file_error(self.path, &error));
+            self.file = Some(BufWriter::new(created.map_err(wrong)?));
+        }
+        self.file.as_mut().map_or(Ok(0), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), BufWriter::flush)
+    }
 }
 
 fn create(path: &Path) -> Result<BufWriter<File>, String> {

@@ -215,6 +215,7 @@ fn record_explains_why_it_cannot_record() {
     let scene = Scene::start(&[]);
     let server = format!("http://{}", scene.service.admin);
     let out = scene.path("recording");
+    std::fs::write(&out, "an earlier recording").unwrap();
     let record = |flags: &[&str], token: &str| {
         let mut command = sluicegate();
         command.args(["record", "--out", &out]).args(flags);
@@ -231,6 +232,7 @@ fn record_explains_why_it_cannot_record() {
     let (status, error) = record(&["--server", &server, "--sample", "2"], TOKEN);
     assert!(status == Some(2) && error.contains("percentage"), "{error}");
     assert_eq!(record(&[], TOKEN).0, Some(2));
+    assert_eq!(std::fs::read_to_string(&out).unwrap(), "an earlier recording");
 }
 
 #[test]

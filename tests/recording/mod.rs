@@ -254,11 +254,14 @@ fn a_time_before_the_last_one_counts_as_the_last_one() {
 }
 
 #[test]
-fn a_later_version_of_the_format_is_named() {
+fn another_version_of_the_format_is_named() {
     let mut bytes = write(&header(), &[]);
     bytes[8] = 3;
     let error = read(&bytes).err().unwrap().to_string();
-    assert!(error.contains("version 3") && error.contains("newer Sluicegate"), "{error}");
+    assert!(
+        error.contains("version 3") && error.contains("the version of Sluicegate that wrote it"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -285,7 +285,8 @@ pub mod permits_client {
     ///
     /// Errors: INVALID_ARGUMENT for an invalid request, ALREADY_EXISTS for an id that waits or has permits, UNAVAILABLE if no
     /// limits are loaded or the store is unavailable, RESOURCE_EXHAUSTED for too many ids on one stream. After an error the
-    /// request has no permits and no hits are charged. A denial is a response, not an error.
+    /// request has no permits and no hits are charged. A denial is a response, not an error. After a canceled call, or one whose
+    /// deadline passed, the request may have permits: release its id.
     #[derive(Debug, Clone)]
     pub struct PermitsClient<T> {
         inner: tonic::client::Grpc<T>,
@@ -504,7 +505,8 @@ pub mod permits_server {
     ///
     /// Errors: INVALID_ARGUMENT for an invalid request, ALREADY_EXISTS for an id that waits or has permits, UNAVAILABLE if no
     /// limits are loaded or the store is unavailable, RESOURCE_EXHAUSTED for too many ids on one stream. After an error the
-    /// request has no permits and no hits are charged. A denial is a response, not an error.
+    /// request has no permits and no hits are charged. A denial is a response, not an error. After a canceled call, or one whose
+    /// deadline passed, the request may have permits: release its id.
     #[derive(Debug)]
     pub struct PermitsServer<T> {
         inner: Arc<T>,

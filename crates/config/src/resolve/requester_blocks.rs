@@ -113,7 +113,8 @@ impl ConcurrencyReader<'_, '_, '_> {
         let (problem, fix) = match percent {
             None => {
                 let problem = "is not a percentage from `1%` to `100%`".to_owned();
-                (problem, format!("write for example `{name}: {most}%`"))
+                let meant = parse_percent(&format!("{text}%")).unwrap_or(most);
+                (problem, format!("write for example `{name}: {meant}%`"))
             }
             Some(percent) if before.is_none() && percent < 100 => {
                 let problem = "leaves a part of the limit to no class".to_owned();

@@ -222,7 +222,7 @@ async fn show_mirror(State(admin): State<Admin>) -> Response {
 }
 
 async fn show_permits(State(admin): State<Admin>) -> Response {
-    (JSON, permits(admin.engine.concurrency_limits()).to_string()).into_response()
+    (JSON, permits(&admin.engine).to_string()).into_response()
 }
 
 async fn show_recent(State(admin): State<Admin>) -> Response {

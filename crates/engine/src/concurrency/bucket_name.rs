@@ -1,7 +1,11 @@
 //! The names of buckets: the domain, and the entries that a concurrency limit counts by.
 
+use crate::Engine;
+use crate::check_text::entries_text;
 use crate::config::Config;
 use crate::config::concurrency::ConcurrencyLimit;
+use crate::config::descriptor_text::format_entries;
+use crate::config::settings::DescriptorValues;
 use crate::config::table_limits::FromTable;
 use crate::config::tree::{self, ConcurrencyMatch};
 use crate::kernel::key::CounterKey;
@@ -48,5 +52,20 @@ pub(crate) fn limit_from_table<'c>(
             Some(limit)
         }
         FromTable::Unlimited => None,
+    }
+}
+
+impl Engine {
+    /// Returns the domain and the descriptor of a bucket, with values as `telemetry.descriptor_values`
+    /// selects.
+    #[must_use]
+    pub fn bucket_text<'n>(&self, name: &'n [u8]) -> (&'n str, String) {
+        let Some((domain, entries)) = CounterKey::parse_concurrency_bucket(name) else {
+            return ("", String::new());
+        };
+        match self.policy.descriptor_values {
+            DescriptorValues::Shown => (domain, format_entries(entries)),
+            values => (domain, entries_text(&entries, values)),
+        }
     }
 }

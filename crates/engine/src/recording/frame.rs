@@ -26,7 +26,9 @@ pub enum RecordingError {
     #[error("byte 0: not a recording; `sluicegate record` writes recordings")]
     NotARecording,
     /// A later version wrote the file.
-    #[error("byte 8: version {0} of the file format; use a newer Sluicegate")]
+    #[error(
+        "byte 8: version {0} of the file format; read it with the version of Sluicegate that wrote it, or record again"
+    )]
     UnknownVersion(u8),
     /// The operating system cannot read the file.
     #[error("byte {offset}: cannot be read: {error}")]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures_util::future::poll_immediate;
 use serde_json::{Value, json};
 use sluicegate::clock::Clock;
+use sluicegate::config::settings::DescriptorValues;
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::decision::Cost;
 use sluicegate::kernel::units::{Hits, Nanos, Revision};
@@ -21,9 +22,13 @@ descriptors:
 ";
 
 fn engine() -> Arc<Engine> {
+    engine_with(DecisionPolicy::default())
+}
+
+fn engine_with(policy: DecisionPolicy) -> Arc<Engine> {
     let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [7; 16]));
     let clock = Clock::manual(Nanos::from_secs(36_000));
-    let engine = Arc::new(Engine::new(clock, memory, DecisionPolicy::default()));
+    let engine = Arc::new(Engine::new(clock, memory, policy));
     let files = [("d.yaml", LIMITS.as_bytes())];
     engine.publish(Arc::new(sluicegate::config::load(files, Revision(7), false).unwrap().0));
     engine
@@ -171,6 +176,22 @@ async fn concurrency_shows_who_uses_a_limit() {
         "customers": [row("acme".into(), [2, 0]), row("late".into(), [0, 1]), row(Value::Null, [1, 0])],
     });
     assert_eq!(sorted_customers(&page["limits"][0]["requesters"]), sorted_customers(&expected));
+}
+
+#[tokio::test]
+async fn permits_show_values_as_the_setting_selects() {
+    for (values, shown) in [(DescriptorValues::Shown, true), (DescriptorValues::Hashed, false)] {
+        let policy = DecisionPolicy { descriptor_values: values, ..DecisionPolicy::default() };
+        let engine = engine_with(policy);
+        let secret = check(&[("up", "secret")], Cost::Charge(Hits(1)));
+        let _held = engine.admit(&secret, None).await.unwrap();
+        let page = get_json(&engine, "/permits").await;
+        for list in ["oldest", "busiest"] {
+            let descriptor = page[list][0]["descriptor"].as_str().unwrap();
+            assert!(descriptor.starts_with("up="), "{descriptor}");
+            assert_eq!(descriptor == "up=secret", shown, "{descriptor}");
+        }
+    }
 }
 
 /// Sorts the customers by name, because those with as many requests are in the order of their
