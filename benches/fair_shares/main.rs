@@ -1,14 +1,13 @@
 //! Hogs that send a hundred times their part, beside fifty customers that stay below theirs: simulated.
 //!
 //! `cargo bench --bench fair_shares` prints a table of policies, and writes `docs/pictures/fair_shares.svg`.
-//! A number after `--` is the seed. Bounds for fair parts, which the kernel's tests check, too:
+//! A number after `--` is the seed. Bounds for fair parts with one hog, which the kernel's tests check:
 //! - At most 0.1 % of the requests of the fifty are denied.
 //! - Their p99 is at most 1.2 times that without the hog.
 //! - At least 99 % of the slots are in use.
 //!
-//! The other policies are models of the main rule of each, with the same limit and, as far as they have
-//! them, the same queue and timeout. The shuffle sharding has the 64 queues and hands of 6 of a
-//! Kubernetes priority level.
+//! The other policies are models of the main rule of each, with the same limit and timeout, and queues of
+//! their own sizes. The shuffle sharding has the 64 queues and hands of 6 of a Kubernetes priority level.
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout, clippy::cast_precision_loss)]
 
 mod policies;

@@ -60,10 +60,13 @@ fn record_replica(
     writeln!(terminal.err, "recording for {duration}").ok();
     admin_client::download(server, ("record", &parameters), patience, &mut out)?;
     out.flush().map_err(|error| file_error(&args.out, &error))?;
+    if out.file.is_none() {
+        return Err("the replica sent no recording".to_owned());
+    }
     read_end(&args.out)
 }
 
-/// A file that its first byte creates, so that a refused recording leaves an earlier file as it is.
+/// A file that is created when its first byte arrives, so that a refused recording leaves an earlier file as it is.
 struct OutputFile<'p> {
     path: &'p Path,
     file: Option<BufWriter<File>>,

@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - A check uses its budgets before its rate limits, as in a replica.
 //! - Holds expire at the recorded times.
-//! - A settle counts only if the request was admitted, in the recording and here: the usage of a denied
+//! - The settle of a request that was denied in the recording or here is ignored: the usage of a denied
 //!   request is unknown. A request that is admitted only here costs its estimate when its hold expires.
 //! - A prepaid budget denies nothing, because a recording has no top-ups.
 //!

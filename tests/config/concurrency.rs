@@ -174,7 +174,7 @@ fn invalid_classes_are_reported() {
     assert("by: t, up_to: 100%", &["E13 `up_to` must be a mapping, not the text `100%`"]);
     assert("by: t, up_to: [a, b]", &["E13 `up_to` must be a mapping, not a list"]);
     assert("by: t, up_to: {a: [100%]}", &["E13 `up_to` must be text, not a list"]);
-    assert("by: t, up_to: {a: 90%}", &["E38 `a: 90%` leaves a part of the limit to no class"]);
+    assert("by: t, up_to: {a: 90%}", &["E38 `a: 90%` is not `100%`: no class could use the rest"]);
     assert("by: t, up_to: {a: 100}", &["E38 `a: 100` is not a percentage from `1%` to `100%`"]);
     assert("by: t, up_to: {a: 100%, b: 0%}", &["E38 `b: 0%` is not a percentage"]);
     let rises = "by: t, up_to: {a: 100%, b: 20%, c: 50%}";

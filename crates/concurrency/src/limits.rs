@@ -110,8 +110,8 @@ impl ConcurrencyLimits {
         (self.start_queue_span)()
     }
 
-    /// Returns the class and the customer of a check, of whose entries `value_of` returns the first with
-    /// a key. `weight_of` returns the weight of a customer; `None` counts it with all unknown ones.
+    /// Returns the class and the customer of a check. `value_of` returns the value of the first entry
+    /// with a key. `weight_of` returns the weight of a customer; `None` counts it with all unknown ones.
     pub fn requester<'v>(
         &self,
         keys: &RequesterKeys,

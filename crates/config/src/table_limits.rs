@@ -278,11 +278,14 @@ impl TableLimits {
     }
 
     /// Returns the weight of a customer at the instant `now`, 1 to [`MAX_WEIGHT`]. `None` if the table
-    /// has no row for it.
+    /// has no row for it, or the service has no such column.
     #[must_use]
     pub fn weight(&self, column: &TableColumn, id: &str, now: Nanos) -> Option<u32> {
-        let slot = self.weights.get(column.slot as usize);
-        match slot.map_or(FromTable::RuleNumber, |slot| slot.lookup(id, now)) {
+        let slot = self.weights.get(column.slot as usize)?;
+        if slot.source.is_none() && slot.set.is_empty() {
+            return None;
+        }
+        match slot.lookup(id, now) {
             FromTable::Limit(weight) => Some(*weight),
             FromTable::Unlimited => Some(MAX_WEIGHT),
             FromTable::RuleNumber | FromTable::Blocked => Some(1),

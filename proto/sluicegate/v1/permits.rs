@@ -284,7 +284,7 @@ pub mod permits_client {
     /// Acquires, renews and releases permits. It is served on the gRPC port, beside Envoy's services.
     ///
     /// Errors: INVALID_ARGUMENT for an invalid request, ALREADY_EXISTS for an id that waits or has permits, UNAVAILABLE if no
-    /// limits are loaded or the store is unavailable, RESOURCE_EXHAUSTED for too many ids on one stream. After an error the
+    /// limits are loaded or the store is unavailable, RESOURCE_EXHAUSTED for too many ids on one stream. After such an error the
     /// request has no permits and no hits are charged. A denial is a response, not an error. After a canceled call, or one whose
     /// deadline passed, the request may have permits: release its id.
     #[derive(Debug, Clone)]
@@ -504,7 +504,7 @@ pub mod permits_server {
     /// Acquires, renews and releases permits. It is served on the gRPC port, beside Envoy's services.
     ///
     /// Errors: INVALID_ARGUMENT for an invalid request, ALREADY_EXISTS for an id that waits or has permits, UNAVAILABLE if no
-    /// limits are loaded or the store is unavailable, RESOURCE_EXHAUSTED for too many ids on one stream. After an error the
+    /// limits are loaded or the store is unavailable, RESOURCE_EXHAUSTED for too many ids on one stream. After such an error the
     /// request has no permits and no hits are charged. A denial is a response, not an error. After a canceled call, or one whose
     /// deadline passed, the request may have permits: release its id.
     #[derive(Debug)]

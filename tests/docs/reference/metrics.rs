@@ -12,9 +12,9 @@ use std::fmt::Write as _;
 use sluicegate::kernel::decision::{Reason, StoreFailure};
 use sluicegate::kernel::units::Nanos;
 use sluicegate::telemetry::event::{
-    CloudEventOutcome, DatagramKind, Event as _, FallbackDebtOutcome, ForwardingEvent,
-    LeasedHitsEvent, LimitEvent, MirrorOutcome, PermitIdEvent, ProxyMessageKind, RuleVerdict,
-    ShareEvent, ShareFenced, StrictPermitEvent,
+    CloudEventOutcome, ConcurrencyLimitExceeded, DatagramKind, Event as _, FallbackDebtOutcome,
+    ForwardingEvent, LeasedHitsEvent, LimitEvent, MirrorOutcome, PermitIdEvent, ProxyMessageKind,
+    RuleVerdict, ShareEvent, ShareFenced, StrictPermitEvent,
 };
 use sluicegate::telemetry::metrics::{
     ConcurrencyGauges, Gauges, MAX_LIMIT_SERIES, Metrics, MirrorDifferences, ProcessUsage,
@@ -30,8 +30,8 @@ const HEAD: &str = "\
 as OpenMetrics. [Answers](headers-and-statuses.md#refusals) explains `outcome` of `sluicegate_edge_requests_total`. The other values
 are [below](#label-values).
 
-Series of one concurrency limit have the label `limit`, the path of its rule. The first 100 limits have their own series;
-the others share `other`.
+Series of one concurrency limit have the label `limit`, the path of its rule. The first 100 limits, and 400
+classes of limits, have their own series; the others share `other`.
 
 `rule` is the full path of a rule, as in the log and in `explain`. The first `telemetry.metrics.max_rules` rules of the
 limits have their own series; the others share `other`. A reload removes the series of removed rules.
@@ -105,6 +105,8 @@ fn show(label: &str, values: &[String]) -> String {
 fn full_page() -> String {
     let metrics = Metrics::new();
     ShareFenced { limit: "d.k" }.count(&metrics);
+    let (limit, class, reason) = ("d.k", Some("batch"), Reason::QueueFull);
+    ConcurrencyLimitExceeded { limit, class, reason, is_enforced: true, count: 1 }.count(&metrics);
     metrics.page(all_series()).to_string()
 }
 

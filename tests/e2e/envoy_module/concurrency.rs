@@ -242,6 +242,17 @@ fn fleet_page(service: &Service) -> Value {
     serde_json::from_slice(&reply.body).unwrap()
 }
 
+/// Waits until `/fleet` shows this many waiting requests of the first proxy.
+fn wait_for_waiting(service: &Service, count: u64) {
+    until("waiting requests", || {
+        let page = fleet_page(service);
+        let buckets = page["proxies"][0]["concurrency"].as_array().cloned().unwrap_or_default();
+        let waiting = buckets.iter().filter_map(|bucket| bucket["waiting"].as_u64());
+        if waiting.sum::<u64>() == count { Ok(()) } else { Err(page.to_string()) }
+    })
+    .unwrap();
+}
+
 fn proxies_of(page: &Value) -> Vec<Value> {
     page["proxies"].as_array().cloned().unwrap_or_default()
 }

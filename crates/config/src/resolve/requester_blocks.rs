@@ -83,12 +83,12 @@ impl ConcurrencyReader<'_, '_, '_> {
         let mut percents = Vec::new();
         let mut names: Vec<Box<str>> = Vec::new();
         for (name, part) in &up_to.value.entries {
-            percents.push(self.class_percent(name, part, percents.last().copied())?);
             if names.iter().any(|known| **known == *name.value) {
                 let message = format!("`up_to` has the class `{}` twice", name.value);
                 self.error(Code::OutOfRange, name.span, message, "remove one of them");
                 return None;
             }
+            percents.push(self.class_percent(name, part, percents.last().copied())?);
             names.push((*name.value).into());
         }
         let Some(parts) = ClassParts::new(&percents) else {
@@ -100,7 +100,7 @@ impl ConcurrencyReader<'_, '_, '_> {
         Some(Classes { key: key?, names: names.into(), parts })
     }
 
-    /// Returns the part of a class, of which the class before it has `before`.
+    /// Returns the part of a class. `before` is the percentage of the preceding class.
     fn class_percent(
         &mut self,
         name: &Spanned<String>,
@@ -117,7 +117,7 @@ impl ConcurrencyReader<'_, '_, '_> {
                 (problem, format!("write for example `{name}: {meant}%`"))
             }
             Some(percent) if before.is_none() && percent < 100 => {
-                let problem = "leaves a part of the limit to no class".to_owned();
+                let problem = "is not `100%`: no class could use the rest".to_owned();
                 (problem, format!("write `{name}: 100%`, or put another class before it"))
             }
             Some(percent) if most < percent => {

@@ -15,7 +15,7 @@ pub const MAX_SEARCHED_NODES: usize = 10_000;
 
 impl DescriptorTree {
     /// Returns `true` if a descriptor with these keys, in this order, may match a rate limit or a
-    /// concurrency limit, or if one tells a class or customer. Cost: reads all nodes.
+    /// concurrency limit, or if one of the keys is `by` of `classes` or `fair`. Cost: reads all nodes.
     #[must_use]
     pub fn may_limit_keys(&self, keys: &[&str]) -> bool {
         MAX_SEARCHED_NODES < self.nodes().count()

@@ -51,8 +51,8 @@ impl Engine {
         });
         let values = self.policy.descriptor_values;
         let customers = customers.into_iter().map(|customer| {
-            let name = customer.name.as_deref().unwrap_or("?");
-            let name = customer.requests.customer.map(|_| short_value(name, values));
+            let name = || customer.name.as_deref().map(|name| short_value(name, values));
+            let name = customer.requests.customer.map(|_| name().unwrap_or_else(|| "?".to_owned()));
             (name, customer.requests)
         });
         Some(RequestersInUse { classes: classes.collect(), customers: customers.collect() })

@@ -25,7 +25,7 @@ pub enum RecordingError {
     /// The file does not start with the magic.
     #[error("byte 0: not a recording; `sluicegate record` writes recordings")]
     NotARecording,
-    /// A later version wrote the file.
+    /// Another version wrote the file.
     #[error(
         "byte 8: version {0} of the file format; read it with the version of Sluicegate that wrote it, or record again"
     )]

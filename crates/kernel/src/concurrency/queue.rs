@@ -1,8 +1,9 @@
 //! The queue of requests that wait for a permit, in the order of class and fair share.
 //!
 //! The waiting requests of one class and customer are a *flow*. A free permit goes to the first class
-//! with a waiting request. In it, it goes to the flow whose customer, with this permit, would have the
-//! fewest permits per unit of weight, and among equals to the one that waited longest for a turn.
+//! with a waiting request. In it, it goes to a flow whose customer has no permit, else to the one whose
+//! customer, with this permit, would have the fewest permits per unit of weight. Among equals, it goes to
+//! the flow that waited longest for a turn.
 //!
 //! | formula, for customers with weights 1 and 4 that have 1 and 5 permits | worked row |
 //! |---|---|
@@ -15,6 +16,7 @@
 //! Guarantees:
 //! - One flow is first in, first out.
 //! - A waiting request leaves the queue once: admitted, displaced, timed out or canceled.
+//! - A customer without a permit waits at most for one turn of each other one, whatever the weights.
 //! - Under lasting demand, the permits of the customers of one class are within one permit of weighted
 //!   max-min after each admission from the queue.
 //! - Every operation costs O(log n), n being the number of waiting requests and customers.
@@ -108,10 +110,16 @@ impl WaitQueue {
             in_flight: customer.permits,
             waiting: customer.waiting,
         });
-        let mut largest: Vec<_> = customers.collect();
         let requests = |one: &CustomerUse| one.in_flight.saturating_add(one.waiting);
-        largest.sort_by_key(|one| (std::cmp::Reverse(requests(one)), one.customer));
-        largest.truncate(most);
+        let order = |one: &CustomerUse| (std::cmp::Reverse(requests(one)), one.customer);
+        let mut largest = Vec::with_capacity(most.saturating_add(1));
+        for customer in customers {
+            let place = largest.partition_point(|other| order(other) < order(&customer));
+            if place < most {
+                largest.insert(place, customer);
+                largest.truncate(most);
+            }
+        }
         largest
     }
 
@@ -171,7 +179,8 @@ impl WaitQueue {
     /// Counts a permit of the customer of `by`.
     pub(super) fn admitted(&mut self, by: Requester) {
         self.change_customer(by.customer, |customer| {
-            if customer.weight == 0 {
+            // Waiting requests are newer, and have the newest weight.
+            if customer.waiting == 0 {
                 customer.weight = by.weight;
             }
             customer.permits = customer.permits.saturating_add(1);
@@ -231,7 +240,9 @@ impl WaitQueue {
             self.flows.remove(&id);
             return;
         }
-        let level = if customer == 0 { 0 } else { scaled(permits.saturating_add(1), weight) };
+        // A customer without a permit comes first, also if its part is less than one permit.
+        let has_permits = customer != 0 && permits != 0;
+        let level = if has_permits { scaled(permits.saturating_add(1), weight) } else { 0 };
         let turn = flow.turn.filter(|turn| turn.level == level).unwrap_or_else(|| {
             self.next_turn = self.next_turn.saturating_add(1);
             Turn { class, level, since: self.next_turn, customer }

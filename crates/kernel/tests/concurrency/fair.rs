@@ -245,6 +245,18 @@ fn a_limit_of_one_gives_turns() {
     assert_eq!([1, 2, 3, 4].map(admitted), [2, 1, 1, 1]);
 }
 
+/// The law of few customers: if there are no more of them than permits, each gets one.
+#[test]
+fn a_light_customer_is_not_starved_by_a_heavy_one() {
+    let config = fair(10, 1_000, Nanos::from_secs(9));
+    let mut upstream = Upstream::new(&config, Dice::new(0), |_| millis(10));
+    (0..200).for_each(|_| upstream.arrive(1, 1_000));
+    upstream.arrive(2, 1);
+    upstream.advance(upstream.now.plus(millis(15)));
+    assert_eq!(upstream.tallies[&2].in_flight, 1);
+    assert_eq!(upstream.tallies[&1].in_flight, 9);
+}
+
 #[test]
 fn customers_above_the_most_count_as_one() {
     // Customer 1 has both permits when the others arrive. Alone, each other one would be served first.

@@ -14,7 +14,8 @@ use super::super::super::envoy::{Envoy, replace_once};
 use super::super::super::stepwise_upstream::Visits;
 use super::super::launch;
 use super::{
-    KEY, REJECTED, api_key, configuration, fleet_page, open, status, wait_for_key, wait_for_permit,
+    KEY, REJECTED, api_key, configuration, open, status, wait_for_key, wait_for_permit,
+    wait_for_waiting,
 };
 use crate::support::http1::{self, Reply};
 use crate::support::service::Service;
@@ -71,15 +72,8 @@ impl Scene {
         std::thread::spawn(move || get(ingress, key))
     }
 
-    /// Waits until `/fleet` shows this many waiting requests.
     fn wait_for_waiting(&self, count: u64) {
-        until("waiting requests", || {
-            let page = fleet_page(&self.service);
-            let buckets = page["proxies"][0]["concurrency"].as_array().cloned().unwrap_or_default();
-            let waiting = buckets.iter().filter_map(|bucket| bucket["waiting"].as_u64());
-            if waiting.sum::<u64>() == count { Ok(()) } else { Err(page.to_string()) }
-        })
-        .unwrap();
+        wait_for_waiting(&self.service, count);
     }
 
     /// Requires a rejection, and returns its response code details.

@@ -7,10 +7,10 @@ use serde_json::json;
 use super::super::super::envoy::{Envoy, replace_once};
 use super::super::super::stepwise_upstream::Visits;
 use super::super::launch;
-use super::{configuration, fleet_page, wait_for_permit};
+use super::{configuration, wait_for_permit, wait_for_waiting};
 use crate::support::http1;
 use crate::support::service::Service;
-use crate::support::waiting::{PATIENCE, until};
+use crate::support::waiting::PATIENCE;
 
 const LIMITS: &str = "domain: shop
 descriptors:
@@ -68,16 +68,6 @@ impl Scene {
             ended.send(customer).unwrap();
         });
     }
-
-    fn wait_for_waiting(&self, count: u64) {
-        until("waiting requests", || {
-            let page = fleet_page(&self.service);
-            let buckets = page["proxies"][0]["concurrency"].as_array().cloned().unwrap_or_default();
-            let waiting = buckets.iter().filter_map(|bucket| bucket["waiting"].as_u64());
-            if waiting.sum::<u64>() == count { Ok(()) } else { Err(page.to_string()) }
-        })
-        .unwrap();
-    }
 }
 
 /// The first class comes first. In the last one, each known customer has a turn, and so have all
@@ -98,7 +88,7 @@ fn envoy_serves_classes_and_customers_in_turn() {
     ];
     for (number, (customer, tier)) in (1..).zip(waiting) {
         scene.send(customer, tier, &ended);
-        scene.wait_for_waiting(number);
+        wait_for_waiting(&scene.service, number);
     }
     let mut order = Vec::new();
     for _ in waiting {

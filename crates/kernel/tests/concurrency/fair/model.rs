@@ -3,8 +3,8 @@
 //! Guarantees:
 //! - Each admission is within the part of its class.
 //! - No permit stays free while an admissible request waits.
-//! - A free permit goes to the first class that waits, and in it to the customer with the fewest
-//!   permits for its weight.
+//! - A free permit goes to the first class that waits, and in it to a customer without a permit, else to
+//!   the one with the fewest permits for its weight.
 //! - A full queue displaces a request only for one of an earlier class or of a shorter flow.
 
 use std::collections::BTreeMap;
@@ -51,6 +51,12 @@ impl State {
         u32::try_from(own.count()).unwrap()
     }
 
+    /// The permits with one more, or 0 without a permit.
+    fn level(&self, customer: u64) -> u32 {
+        let permits = self.permits(customer);
+        if permits == 0 { 0 } else { permits + 1 }
+    }
+
     fn backlog(&self, by: Requester) -> u32 {
         let same = |other: &&Requester| (other.class, other.customer) == (by.class, by.customer);
         u32::try_from(self.waiting.values().filter(same).count()).unwrap()
@@ -72,7 +78,7 @@ impl State {
     fn wake(&mut self, model: &Requests, ticket: QueueTicket, permit: Permit) {
         let by = self.waiting[&ticket];
         let better = self.waiting.iter().any(|(other, its)| {
-            let (own, its_own) = (self.permits(by.customer) + 1, self.permits(its.customer) + 1);
+            let (own, its_own) = (self.level(by.customer), self.level(its.customer));
             let is_same = its.customer == by.customer && its.class == by.class;
             its.class < by.class
                 || its.class == by.class && its_own * by.weight < own * its.weight

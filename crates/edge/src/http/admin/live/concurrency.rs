@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - At most [`MAX_LIMITS`] limits, those with the most requests in flight first.
 //! - The values of several buckets of a limit are summed; RTTs, classes and customers are those of the
-//!   busiest bucket.
+//!   busiest bucket. `rejected` counts all buckets of the limit.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

@@ -66,7 +66,7 @@ function requesterTables() {
   const customers = new Table({
     caption: "Customers",
     test: "customers",
-    empty: "No customer has requests.",
+    empty: "This limit has no fair parts, or no requests.",
     // Hidden names are equal.
     rowKey: ({ rank }) => rank,
     columns: [name("Customer", customerOf), number("Weight", ({ weight }) => count(weight)), ...counts],
