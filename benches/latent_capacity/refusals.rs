@@ -20,9 +20,14 @@ const ARRIVALS_PER_STEP: u64 = 500;
 const INTERVAL: u64 = Nanos::SECOND.0 / ARRIVALS_PER_STEP;
 const REFUSAL: u64 = 5 * Nanos::MILLI.0;
 
-/// The limit on requests in flight: an algorithm, or an oracle that knows the capacity.
+/// The part of the last second's capacity that an informed limit uses: the refused part is near 3 %.
+const INFORMED: f64 = 0.98;
+
+/// The limit on requests in flight: an algorithm, or an oracle that knows the capacity. The informed
+/// limit knows the capacity of the last second, and the new one after a refusal.
 enum Gate {
     Oracle,
+    Informed(u32),
     Algorithm(Box<AdaptiveLimit>),
 }
 
@@ -57,6 +62,12 @@ pub fn observed(trace: &[Shock], law: AdaptiveAlgorithm, observe: &mut Observer<
     play(trace, Gate::Algorithm(Box::new(limit)), observe)
 }
 
+/// The result of a limit that is told the capacity a second late, or with the first refusal. No
+/// algorithm knows as much.
+pub fn informed(trace: &[Shock]) -> Played {
+    play(trace, Gate::Informed(10), &mut |_, _| {})
+}
+
 /// The result of a limit that always equals the capacity.
 pub fn oracle(trace: &[Shock]) -> Played {
     play(trace, Gate::Oracle, &mut |_, _| {})
@@ -77,6 +88,9 @@ fn play(trace: &[Shock], gate: Gate, observe: &mut Observer<'_>) -> Played {
     let mut capacity = Capacity::default();
     for shock in trace {
         let peak = std::mem::take(&mut provider.peak);
+        if let Gate::Informed(limit) = &mut provider.gate {
+            *limit = (f64::from(provider.capacity) * INFORMED).round().max(1.0) as u32;
+        }
         provider.capacity = capacity.step(f64::from(peak.max(1)), shock) as u32;
         provider.step();
         observe(provider.capacity, provider.limit());
@@ -98,6 +112,7 @@ impl Provider<'_> {
     fn limit(&self) -> u32 {
         match &self.gate {
             Gate::Oracle => self.capacity,
+            Gate::Informed(limit) => *limit,
             Gate::Algorithm(limit) => limit.limit(),
         }
     }
@@ -126,10 +141,14 @@ impl Provider<'_> {
         self.served -= u32::from(is_served);
         let outcome = if is_served { RequestOutcome::Success } else { RequestOutcome::Dropped };
         *(if is_served { &mut self.played.passed } else { &mut self.played.failed }) += 1.0;
-        if let Gate::Algorithm(limit) = &mut self.gate {
-            let rtt = Nanos(end - start);
-            let sample = LatencySample { ended_at: Nanos(end), rtt, in_flight, outcome };
-            limit.record(&sample, u32::MAX);
+        match &mut self.gate {
+            Gate::Algorithm(limit) => {
+                let rtt = Nanos(end - start);
+                let sample = LatencySample { ended_at: Nanos(end), rtt, in_flight, outcome };
+                limit.record(&sample, u32::MAX);
+            }
+            Gate::Informed(limit) if !is_served => *limit = self.capacity,
+            Gate::Informed(_) | Gate::Oracle => {}
         }
     }
 }

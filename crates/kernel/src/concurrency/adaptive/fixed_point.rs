@@ -59,6 +59,8 @@ impl Nanos {
 }
 
 impl FixedPoint {
+    pub(super) const ZERO: Self = Self(0);
+
     pub(super) fn from_whole(limit: u32) -> Self {
         Self(u64::from(limit).saturating_mul(ONE))
     }
@@ -75,6 +77,11 @@ impl FixedPoint {
     /// This number without its fraction: only whole limits are enforced.
     pub(super) fn without_fraction(self) -> Self {
         Self::from_whole(self.floor())
+    }
+
+    /// This number rounded to a whole one.
+    pub(super) fn rounded(self) -> Self {
+        self.plus(Self(ONE / 2)).without_fraction()
     }
 
     /// The difference between two numbers, in millionths of the larger one.

@@ -18,9 +18,10 @@
 //! * **Overload** (x > 1.55, beyond doubt). The limit falls to 0.3 · C until the queue is empty (a
 //!   *drain*), then returns to 1.3 · C. A slowdown above 2 is detected within a quarter of a
 //!   window, because requests that are admitted meanwhile wait longest.
-//! * **Refusals.** A dropped request lowers the limit at once, below the number of requests that the
-//!   backend served. Then the limit grows slowly, until many requests succeed (`refusal.rs`).
-//!   The limit also falls × 0.9 if more than a tenth of a window was dropped.
+//! * **Refusals.** A request dropped at n in flight shows that the backend serves n - 1. The limit
+//!   falls to n - 1 at once, and further if this number fluctuates. Then it grows by less than one
+//!   request for each success, so that about 3 % are refused (`refusal.rs`).
+//!   The limit also falls × 0.9 if more than a tenth of a window was dropped without such a fall.
 //! * **The min RTT** is the mean of unqueued samples, because noise makes a minimum too low. These
 //!   samples come from the drain after an overload, or from a min RTT probe every 128 to 191
 //!   windows. A probe lowers the limit to 0.7 · C for about one round trip. If the backend became
@@ -210,6 +211,7 @@ impl Gradient {
             return self.step_drain(limit, sample, share, min);
         }
         let limit = self.fall_after_refusal(limit, sample, share);
+        let limit = self.grow_after_refusal(limit, sample, share);
         if self.is_window_complete(limit, share, sample) {
             self.evaluate_window(limit, sample.ended_at, share, min)
         } else {
@@ -254,8 +256,11 @@ impl Gradient {
             return self.start_drain(now, DrainReason::Probe);
         }
         let next = self.adjust_limit(limit, &measurement, min);
-        let next = self.refusal.map_or(next, |refusal| refusal.bound(limit, next));
-        self.tuning.bound(limit, next, measurement.in_flight, measurement.rtt)
+        let next = self.tuning.bound(limit, next, measurement.in_flight, measurement.rtt);
+        match &mut self.refusal {
+            Some(refusal) => refusal.permit_growth(limit, next),
+            None => next,
+        }
     }
 
     /// The limit as a multiple of the capacity: the tolerance, or less with a target latency.

@@ -11,7 +11,7 @@ use super::super::latency_stats::{self, LatencyStats};
 use super::Gradient;
 use super::constants::{
     BELOW_MIN_RTT, FEWER_IN_FLIGHT, HALF, MARGIN_ERRORS, MAX_CHANGE, MAX_ERROR, MAX_UNSURE_GROWTH,
-    NOT_FASTER, SMALL_ERROR, SPREAD_WEIGHT,
+    NOT_FASTER, SMALL_ERROR, SPREAD_WEIGHT, USED,
 };
 use super::measurement::WindowMeasurement;
 
@@ -83,7 +83,7 @@ impl Gradient {
             return limit;
         }
         if self.thresholds.no_queue < measurement.slowdown
-            || measurement.in_flight < limit.without_fraction().times(Fraction::percent(80))
+            || measurement.in_flight < limit.without_fraction().times(USED)
         {
             return limit;
         }

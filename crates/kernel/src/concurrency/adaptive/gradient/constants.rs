@@ -13,6 +13,8 @@ pub(super) const EXPLORATION: Fraction = Fraction::percent(500);
 pub(super) const DRAIN: Fraction = Fraction::percent(30);
 /// The multiple of the capacity that is the limit while the first min RTT may include a queue.
 pub(super) const HALF: Fraction = Fraction::percent(50);
+/// The part of the limit that must be in flight on average for the limit to grow.
+pub(super) const USED: Fraction = Fraction::percent(80);
 /// The part of the capacity below which requests in flight cause no queue.
 pub(super) const UNQUEUED: Fraction = Fraction::percent(70);
 /// The slowdown (RTT / min RTT), in millionths, below which the min RTT is wrong.

@@ -16,6 +16,7 @@ use super::constants::{
 };
 use super::drain::{self, DrainReason, QueueDrain};
 use super::measurement::WindowMeasurement;
+use super::refusal::Refusal;
 use super::window::block_size;
 use crate::units::Nanos;
 
@@ -99,6 +100,7 @@ impl Gradient {
 
     pub(super) fn start_drain(&mut self, since: Nanos, reason: DrainReason) -> FixedPoint {
         self.drain = Some(QueueDrain::new(since, reason));
+        self.refusal.iter_mut().for_each(Refusal::forbid_growth);
         self.capacity.times(match reason {
             DrainReason::Overload => DRAIN,
             DrainReason::Probe => self.tuning.probe_part(),

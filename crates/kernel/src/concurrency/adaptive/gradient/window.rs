@@ -13,7 +13,7 @@ use super::super::sample::{LatencySample, scale_to_limit};
 use super::Gradient;
 use super::constants::{
     BLOCK_PARTS, FAR_OVERLOAD, HALF, MAX_BLOCK, MAX_BLOCKS, MIN_PART, MIN_SPREAD_SAMPLES,
-    SMALL_ERROR, UNQUEUED,
+    SMALL_ERROR, UNQUEUED, USED,
 };
 use super::measurement::WindowMeasurement;
 use super::refusal::Refusal;
@@ -55,12 +55,32 @@ impl Gradient {
         if in_flight.plus(in_flight) < limit {
             return limit;
         }
-        let refusal = Refusal::new(sample, limit, in_flight);
+        // The window must not count it again.
+        self.dropped = self.dropped.saturating_sub(1);
+        let level = limit.min(in_flight.minus(FixedPoint::from_whole(1)));
+        let refusal = Refusal::new(sample, level, self.min_rtt, self.refusal);
         self.refusal = Some(refusal);
         let lowered = refusal.lowered_limit();
         self.capacity = self.capacity.min(lowered.times(self.target_factor().inverse()));
         (self.calm_windows, self.had_queue) = (0, true);
         lowered
+    }
+
+    /// Raises the limit after a success, if a refusal slows the growth and the limit is in use.
+    pub(super) fn grow_after_refusal(
+        &self,
+        limit: FixedPoint,
+        sample: &LatencySample,
+        share: u32,
+    ) -> FixedPoint {
+        let Some(refusal) = self.refusal else { return limit };
+        let in_flight = scale_to_limit(FixedPoint::from_whole(sample.in_flight), limit, share);
+        let is_used = limit.without_fraction().times(USED) <= in_flight;
+        if sample.outcome == RequestOutcome::Success && is_used {
+            refusal.grown_limit(limit)
+        } else {
+            limit
+        }
     }
 
     /// The largest number of requests in flight without a queue; a drain never allows more.
