@@ -22,7 +22,7 @@ pub(crate) struct Request {
     pub customer: u64,
 }
 
-/// What happened to a request.
+/// The result of a request.
 pub(crate) enum Fate {
     Admitted(Request),
     Denied(Request),

@@ -74,13 +74,10 @@ struct OutputFile<'p> {
 
 impl io::Write for OutputFile<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if self.file.is_none() {
-            let created = File::create(self.path);
-            let wrong =
-                |error: io::Error| io::Error::new(error.kind(), file_error(self.path, &error));
-            self.file = Some(BufWriter::new(created.map_err(wrong)?));
+        if let Some(file) = &mut self.file {
+            return file.write(bytes);
         }
-        self.file.as_mut().map_or(Ok(0), |file| file.write(bytes))
+        self.file.insert(create(self.path).map_err(io::Error::other)?).write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

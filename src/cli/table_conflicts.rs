@@ -21,8 +21,9 @@ pub(super) struct Conflict {
 /// and budgets without their table of prices.
 pub(super) fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict> {
     let mut conflicts = Vec::new();
-    for (column, location) in config.table_columns() {
-        let TableColumn { table, column, .. } = column;
+    for (read, location) in config.table_columns() {
+        let TableColumn { table, column, .. } = read;
+        let field = if config.is_weight(read) { "weight" } else { "from" };
         let conflict = |message, help: &str| Conflict {
             location: location.into(),
             code: Code::BadTableColumn,
@@ -31,7 +32,7 @@ pub(super) fn table_conflicts(config: &Config, tables: &Tables) -> Vec<Conflict>
         };
         let Some(settings) = tables.0.iter().find(|settings| *settings.name == **table) else {
             let message =
-                format!("`from: {table}.{column}`: the setting `tables` has no `{table}`");
+                format!("`{field}: {table}.{column}`: the setting `tables` has no `{table}`");
             conflicts.push(conflict(message, MISSING_TABLE_FIX));
             continue;
         };

@@ -308,6 +308,28 @@ fn prices_of_an_unknown_table_are_refused_with_their_line() {
     assert!(error.contains("`prices: models`: the setting `tables` has no `models`"), "{error}");
 }
 
+/// A concurrency limit whose weights are in the table `customers`.
+const WEIGHTS: &str = "domain: d
+descriptors:
+- key: c
+  concurrency:
+    {limit: 5, mode: local, queue: {size: 9, timeout: 1s}, fair: {by: c, weight: customers.heavy}}
+";
+
+#[test]
+fn errors_and_warnings_about_weights_name_their_effect() {
+    let shop = Shop::new();
+    shop.write(ROWS);
+    fs::write(shop.limits().join("shop.yaml"), WEIGHTS.replace("customers", "clients")).unwrap();
+    let error = shop.start_with(&[]).map(drop).unwrap_err();
+    let expected = "`weight: clients.heavy`: the setting `tables` has no `clients`";
+    assert!(error.contains(expected), "{error}");
+    fs::write(shop.limits().join("shop.yaml"), WEIGHTS).unwrap();
+    let log = shop.start_with(&[]).unwrap().log();
+    let expected = "no plan and no row has this column, so all customers are one";
+    assert!(log.contains(expected), "{log}");
+}
+
 #[test]
 fn missing_columns_of_prices_are_warnings() {
     let shop = Shop::new();

@@ -182,6 +182,8 @@ fn invalid_classes_are_reported() {
     assert("by: t, up_to: {a: 100%, a: 50%}", &["E38 `up_to` has the class `a` twice"]);
     let nine: Vec<_> = (1..=9).map(|number| format!("c{number}: 100%")).collect();
     assert(&format!("by: t, up_to: {{{}}}", nine.join(", ")), &["E38 `up_to` has 9 classes"]);
+    let many: Vec<_> = (0..60_000).map(|number| format!("c{number}: 100%")).collect();
+    assert(&format!("by: t, up_to: {{{}}}", many.join(", ")), &["E38 `up_to` has 60000 classes"]);
     let strict = "limit: 5, mode: strict, classes: {by: t, up_to: {a: 100%}}";
     assert_findings(strict, &["E32 `classes` cannot be combined with `mode: strict`"]);
 }

@@ -85,9 +85,14 @@ impl ConcurrencyLimits {
     #[must_use]
     pub fn new(clock: Arc<Clock>, most: usize, jitter: u64) -> Self {
         let buckets = RwLock::new(BucketMap::new(most));
-        let customers = CustomerNames::default();
-        let (fleet_reporter, start_queue_span): (_, fn() -> QueueSpan) = (None, || None);
-        Self { clock, buckets, jitter, customers, fleet_reporter, start_queue_span }
+        Self {
+            clock,
+            buckets,
+            jitter,
+            customers: CustomerNames::default(),
+            fleet_reporter: None,
+            start_queue_span: || None,
+        }
     }
 
     /// Adds the fleet reporter, which fleet-wide limits need.
@@ -121,7 +126,7 @@ impl ConcurrencyLimits {
         self.customers.requester(keys, value_of, weight_of)
     }
 
-    /// Returns who uses a bucket now: its classes, and the `most` customers with the most requests.
+    /// Returns the users of a bucket: its classes, and the `most` customers with the most requests.
     /// `None` if there is no such bucket.
     #[must_use]
     pub fn requesters(

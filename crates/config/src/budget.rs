@@ -45,7 +45,7 @@ pub struct BudgetRule {
     pub from: Option<Box<TableColumn>>,
 }
 
-/// What a budget counts.
+/// The unit of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BudgetUnit {
     /// Input and output tokens.

@@ -76,6 +76,12 @@ impl Config {
         Ok(())
     }
 
+    /// Returns `true` for a column with the weights of customers.
+    #[must_use]
+    pub fn is_weight(&self, column: &TableColumn) -> bool {
+        self.weight_columns().any(|(_, weight)| std::ptr::eq(weight, column))
+    }
+
     /// Returns the columns that limits read, each with the place of its limit, `file:line`.
     pub fn table_columns(&self) -> impl Iterator<Item = (&TableColumn, &str)> {
         let trees = self.domains.values().map(|domain| &domain.tree);

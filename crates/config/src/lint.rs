@@ -1,4 +1,4 @@
-//! Warns about limits files that load, but probably do not mean what their author intended.
+//! Warns about valid limits files whose effect is probably not intended.
 //!
 //! Guarantees:
 //! - Every warning follows from the content of the files. Style causes no warning.

@@ -7,6 +7,7 @@
 //!
 //! Not covered:
 //! - Descriptors whose rule has no rate limit, or that meet a budget, because they match a rule.
+//! - Descriptors with the class or the customer of a concurrency limit.
 
 mod calls;
 
@@ -109,7 +110,8 @@ fn find_miss(domain: Option<&Domain>, entries: &[(&str, &str)]) -> Option<Descri
     let miss = tree.find_miss(entries)?;
     let is_matched = miss.reason == MissReason::NoRateLimit
         || tree.lookup_concurrency_limit(entries.iter().copied()).is_some()
-        || !tree.lookup_budgets(entries).is_empty();
+        || !tree.lookup_budgets(entries).is_empty()
+        || tree.has_requester_key(entries);
     (!is_matched).then_some(DescriptorMiss::Rule(miss))
 }
 

@@ -27,8 +27,8 @@ impl<'a> Check<'a> {
     /// Returns the value of the first entry with this key, in any descriptor.
     #[must_use]
     pub fn value_of(&self, key: &str) -> Option<&'a str> {
-        let entries = self.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
-        entries.into_iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+        let mut entries = self.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+        entries.find(|(name, _)| *name == key).map(|(_, value)| *value)
     }
 }
 

@@ -107,10 +107,7 @@ impl Event for ConcurrencyLimitExceeded<'_> {
         if self.is_enforced
             && let Some(event) = LimitEvent::ALL.get(at)
         {
-            metrics.limit_events.count(self.limit, *event, self.count);
-            if let Some(class) = self.class {
-                metrics.limit_events.count_class(self.limit, class, self.count);
-            }
+            metrics.limit_events.count(self.limit, *event, self.class, self.count);
         }
     }
 }
@@ -125,7 +122,7 @@ pub struct ShareFenced<'l> {
 impl Event for ShareFenced<'_> {
     fn count(self, metrics: &Metrics) {
         ShareEvent::Fenced.count(metrics);
-        metrics.limit_events.count(self.limit, LimitEvent::Fenced, 1);
+        metrics.limit_events.count(self.limit, LimitEvent::Fenced, None, 1);
     }
 }
 

@@ -79,13 +79,19 @@ fn warn_unknown_columns(config: &Config, tables: &[Arc<Table>], warned: &Mutex<H
         let is_missing = read.is_some_and(|read| read.column(column).is_none());
         is_missing && warned.lock().insert(format!("{table}.{column} {limit}").into())
     };
-    for (TableColumn { table, column, .. }, limit) in config.table_columns() {
+    for (read, limit) in config.table_columns() {
+        let TableColumn { table, column, .. } = read;
         if is_new(table, column, limit) {
+            let effect = if config.is_weight(read) {
+                "all customers are one"
+            } else {
+                "the rule's own number applies to all ids"
+            };
             tracing::warn!(
                 table = &**table,
                 column = &**column,
                 limit,
-                "no plan and no row has this column, so the rule's own number applies to all ids"
+                "no plan and no row has this column, so {effect}"
             );
         }
     }

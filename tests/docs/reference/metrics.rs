@@ -30,8 +30,8 @@ const HEAD: &str = "\
 as OpenMetrics. [Answers](headers-and-statuses.md#refusals) explains `outcome` of `sluicegate_edge_requests_total`. The other values
 are [below](#label-values).
 
-Series of one concurrency limit have the label `limit`, the path of its rule. The first 100 limits, and 400
-classes of limits, have their own series; the others share `other`.
+Series of one concurrency limit have the label `limit`, the path of its rule. The first 100 limits,
+and 16 classes of each, have their own series; the others share `other`.
 
 `rule` is the full path of a rule, as in the log and in `explain`. The first `telemetry.metrics.max_rules` rules of the
 limits have their own series; the others share `other`. A reload removes the series of removed rules.

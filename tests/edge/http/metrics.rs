@@ -306,6 +306,8 @@ fn rejections_and_expired_shares_are_counted_by_limit() {
     assert_eq!(of("d.k", "fenced"), Some(1.0));
     assert_eq!(of("d.many000", "fenced"), Some(1.0));
     assert_eq!((of("d.many101", "fenced"), of("other", "fenced")), (None, Some(3.0)));
+    let rejected = "sluicegate_concurrency_class_rejections_total{limit=\"d.k\",class=\"low\"}";
+    assert_eq!(samples.get(rejected), Some(&10.0));
     let fenced = samples.get("sluicegate_shares_total{event=\"fenced\"}");
     assert_eq!(fenced, Some(&103.0));
 }

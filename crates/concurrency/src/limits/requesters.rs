@@ -68,10 +68,30 @@ impl CustomerNames {
             if MAX_NAMES <= names.len() {
                 names.clear();
             }
-            let ends = (0..=MAX_NAME_BYTES.min(customer.len())).rev();
-            let name = ends.into_iter().find_map(|end| customer.get(..end));
-            names.insert(by.customer, name.unwrap_or_default().into());
+            names.insert(by.customer, start_of(customer).into());
         }
         by
+    }
+}
+
+/// Cuts a name after [`MAX_NAME_BYTES`], at the boundary of a character.
+fn start_of(name: &str) -> &str {
+    (0..=MAX_NAME_BYTES.min(name.len())).rev().find_map(|end| name.get(..end)).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_bounded_in_number_and_bytes() {
+        let names = CustomerNames::default();
+        for number in 0..=MAX_NAMES {
+            names.named(0, &number.to_string(), 1);
+        }
+        assert_eq!(names.names.read().len(), 1, "all earlier names are forgotten");
+        let long = "é".repeat(40);
+        let by = names.named(0, &long, 1);
+        assert_eq!(*names.names.read()[&by.customer], *"é".repeat(32));
     }
 }

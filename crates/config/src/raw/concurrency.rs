@@ -155,8 +155,8 @@ pub struct Classes {
     pub up_to: Option<Spanned<TextMap>>,
 }
 
-/// Fair parts of the limit. A free permit goes to the waiting request whose customer has the fewest
-/// requests in flight for its weight.
+/// Fair parts of the limit. A free permit goes to a waiting request of a customer without requests in
+/// flight, else of the customer with the fewest ones for its weight. Needs a `queue`.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["by"]))]
 pub struct Fair {

@@ -80,6 +80,14 @@ impl ConcurrencyReader<'_, '_, '_> {
         if up_to.value.is_incomplete {
             return None;
         }
+        // First, because the search for equal names takes quadratic time.
+        let count = up_to.value.entries.len();
+        if usize::from(MAX_CLASSES) < count {
+            let message = format!("`up_to` has {count} classes");
+            let fix = format!("use at most {MAX_CLASSES} classes");
+            self.error(Code::OutOfRange, up_to.span, message, &fix);
+            return None;
+        }
         let mut percents = Vec::new();
         let mut names: Vec<Box<str>> = Vec::new();
         for (name, part) in &up_to.value.entries {
@@ -91,13 +99,7 @@ impl ConcurrencyReader<'_, '_, '_> {
             percents.push(self.class_percent(name, part, percents.last().copied())?);
             names.push((*name.value).into());
         }
-        let Some(parts) = ClassParts::new(&percents) else {
-            let message = format!("`up_to` has {} classes", percents.len());
-            let fix = format!("use at most {MAX_CLASSES} classes");
-            self.error(Code::OutOfRange, up_to.span, message, &fix);
-            return None;
-        };
-        Some(Classes { key: key?, names: names.into(), parts })
+        Some(Classes { key: key?, names: names.into(), parts: ClassParts::new(&percents)? })
     }
 
     /// Returns the part of a class. `before` is the percentage of the preceding class.

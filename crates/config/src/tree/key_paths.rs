@@ -23,6 +23,12 @@ impl DescriptorTree {
             || self.requester_keys().any(|key| keys.contains(&key))
     }
 
+    /// Returns `true` if an entry tells the class or the customer of a check.
+    #[must_use]
+    pub fn has_requester_key(&self, entries: &[(&str, &str)]) -> bool {
+        self.requester_keys().any(|key| entries.iter().any(|(name, _)| *name == key))
+    }
+
     /// Returns the keys of the entries with classes and customers.
     fn requester_keys(&self) -> impl Iterator<Item = &str> {
         let rules = self.concurrency_limits().filter_map(|limit| limit.requesters.as_ref());

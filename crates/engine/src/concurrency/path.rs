@@ -71,7 +71,7 @@ pub enum PermitLifetime {
     MaxDuration,
 }
 
-/// What a request needs before its rate limits are decided.
+/// The permits and budgets that a request needs before its rate limits are decided.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestStart<'s, 'q> {
     /// The descriptors that need permits.

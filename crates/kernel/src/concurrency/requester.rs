@@ -124,7 +124,7 @@ impl ClassParts {
     }
 }
 
-/// Who uses a limit at one instant.
+/// The users of a limit at one instant.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RequesterUse {
     /// The classes, the first one first.

@@ -3,7 +3,7 @@
 //!
 //! Guarantees:
 //! - The first [`MAX_LIMIT_SERIES`] limits with an event have separate series. The others are
-//!   summed as `other`. So are classes beyond [`MAX_CLASS_SERIES`].
+//!   summed as `other`. So are the classes of a limit beyond the first [`MAX_CLASS_SERIES`].
 //!
 //! Cost: an event takes a process-wide lock and a look-up. Admitted requests cause no event.
 
@@ -18,60 +18,50 @@ use crate::label::LimitEvent;
 
 type EventCounts = [u64; LimitEvent::ALL.len()];
 
-/// The number of events of each concurrency limit, by its path.
+/// The largest number of classes of one limit with separate series. Reloads may rename its classes.
+const MAX_CLASS_SERIES: usize = 16;
+
+/// The events of each concurrency limit, by its path.
 #[derive(Debug)]
-pub(crate) struct LimitEvents {
-    events: Mutex<BTreeMap<Box<str>, EventCounts>>,
-    /// The rejections by limit and class.
-    classes: Mutex<BTreeMap<LimitClass, u64>>,
+pub(crate) struct LimitEvents(Mutex<BTreeMap<Box<str>, LimitCounts>>);
+
+/// The events of one concurrency limit.
+#[derive(Debug, Default)]
+struct LimitCounts {
+    events: EventCounts,
+    /// The rejections of each class.
+    classes: BTreeMap<Box<str>, u64>,
 }
-
-/// A limit, by its path, and one of its classes.
-type LimitClass = (Box<str>, Box<str>);
-
-/// The largest number of limits and classes with separate series.
-const MAX_CLASS_SERIES: usize = 400;
 
 impl LimitEvents {
     pub(super) const fn new() -> Self {
-        Self { events: Mutex::new(BTreeMap::new()), classes: Mutex::new(BTreeMap::new()) }
+        Self(Mutex::new(BTreeMap::new()))
     }
 
-    pub(crate) fn count(&self, limit: &str, event: LimitEvent, count: u64) {
-        let mut limits = self.events.lock();
-        let limit = if limits.contains_key(limit) || limits.len() < MAX_LIMIT_SERIES {
-            limit
-        } else {
-            OTHER
-        };
-        if let Some(counts) = limits.get_mut(limit) {
-            counts[event as usize] = counts[event as usize].saturating_add(count);
-        } else {
-            let mut counts = EventCounts::default();
-            counts[event as usize] = count;
-            limits.insert(limit.into(), counts);
+    /// Counts events. `class` is the class of rejected requests, if the limit has classes.
+    pub(crate) fn count(&self, limit: &str, event: LimitEvent, class: Option<&str>, count: u64) {
+        let mut limits = self.0.lock();
+        let Some(counts) = entry_or_other(&mut limits, limit, MAX_LIMIT_SERIES) else { return };
+        counts.events[event as usize] = counts.events[event as usize].saturating_add(count);
+        let classes = &mut counts.classes;
+        if let Some(rejected) =
+            class.and_then(|class| entry_or_other(classes, class, MAX_CLASS_SERIES))
+        {
+            *rejected = rejected.saturating_add(count);
         }
-    }
-
-    pub(crate) fn count_class(&self, limit: &str, class: &str, count: u64) {
-        let mut classes = self.classes.lock();
-        let mut key = (limit.into(), class.into());
-        if !classes.contains_key(&key) && MAX_CLASS_SERIES <= classes.len() {
-            key = (OTHER.into(), OTHER.into());
-        }
-        let counted = classes.entry(key).or_default();
-        *counted = counted.saturating_add(count);
     }
 
     /// Returns the rejections of a class of a limit.
     pub(super) fn class_rejections(&self, limit: &str, class: &str) -> u64 {
-        self.classes.lock().get(&(limit.into(), class.into())).copied().unwrap_or(0)
+        let limits = self.0.lock();
+        limits.get(limit).and_then(|counts| counts.classes.get(class)).copied().unwrap_or(0)
     }
 
     /// Returns the limits with at least one `event`, and the number of these events.
     pub(super) fn counts(&self, event: LimitEvent) -> Vec<(Box<str>, u64)> {
-        let limits = self.events.lock();
-        let counts = limits.iter().map(|(limit, counts)| (limit.clone(), counts[event as usize]));
+        let limits = self.0.lock();
+        let counts =
+            limits.iter().map(|(limit, counts)| (limit.clone(), counts.events[event as usize]));
         counts.filter(|(_, count)| *count != 0).collect()
     }
 
@@ -79,8 +69,9 @@ impl LimitEvents {
         let name = "sluicegate_concurrency_limit_events_total";
         let help = "Requests rejected by a concurrency limit by reason, and its expired shares";
         MetricHead(name, help).write(page, "counter")?;
-        for (limit, counts) in self.events.lock().iter() {
-            for (event, count) in LimitEvent::ALL.iter().zip(counts) {
+        let limits = self.0.lock();
+        for (limit, counts) in limits.iter() {
+            for (event, count) in LimitEvent::ALL.iter().zip(counts.events) {
                 let (limit, event) = (EscapedLabel(limit), event.as_str());
                 writeln!(page, "{name}{{limit=\"{limit}\",event=\"{event}\"}} {count}")?;
             }
@@ -88,10 +79,25 @@ impl LimitEvents {
         let name = "sluicegate_concurrency_class_rejections_total";
         let help = "Requests that a concurrency limit of this replica rejected, by class";
         MetricHead(name, help).write(page, "counter")?;
-        for ((limit, class), count) in self.classes.lock().iter() {
-            let (limit, class) = (EscapedLabel(limit), EscapedLabel(class));
-            writeln!(page, "{name}{{limit=\"{limit}\",class=\"{class}\"}} {count}")?;
+        for (limit, counts) in limits.iter() {
+            for (class, count) in &counts.classes {
+                let (limit, class) = (EscapedLabel(limit), EscapedLabel(class));
+                writeln!(page, "{name}{{limit=\"{limit}\",class=\"{class}\"}} {count}")?;
+            }
         }
         Ok(())
     }
+}
+
+/// Returns the value of `name`. Beyond `most` names, a new one shares the value of `other`.
+fn entry_or_other<'m, V: Default>(
+    map: &'m mut BTreeMap<Box<str>, V>,
+    name: &str,
+    most: usize,
+) -> Option<&'m mut V> {
+    let name = if map.contains_key(name) || map.len() < most { name } else { OTHER };
+    if !map.contains_key(name) {
+        map.insert(name.into(), V::default());
+    }
+    map.get_mut(name)
 }

@@ -16,7 +16,7 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 2}
 - key: internal
 - key: upstream
-  concurrency: {limit: 1}
+  concurrency: {limit: 1, queue: {size: 1, timeout: 1s}, fair: {by: customer}, classes: {by: tier, up_to: {a: 100%}}}
 ";
 
 fn engine(descriptor_values: DescriptorValues) -> Arc<Engine> {
@@ -67,6 +67,7 @@ async fn unmatched_descriptors_are_listed_with_counts_and_nearest_rule() {
 async fn matched_and_exempt_descriptors_are_not_listed() {
     let engine = engine(DescriptorValues::Shown);
     check(&engine, "shop", &[("PATH", "/pay"), ("internal", "1"), ("upstream", "a")]).await;
+    check(&engine, "shop", &[("customer", "acme"), ("tier", "a")]).await;
     assert_eq!(recent(&engine).await, json!([]));
 }
 

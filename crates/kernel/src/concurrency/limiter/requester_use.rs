@@ -4,7 +4,7 @@ use super::{Limiter, OTHERS};
 use crate::concurrency::requester::{ClassUse, RequesterUse};
 
 impl Limiter {
-    /// Who uses the limit now: all classes, and the `most` customers with the most requests. Cost:
+    /// The users of the limit: all classes, and the `most` customers with the most requests. Cost:
     /// reads all permits, waiting requests and customers.
     #[must_use]
     pub fn requesters(&self, most: usize) -> RequesterUse {

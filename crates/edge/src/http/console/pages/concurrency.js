@@ -42,7 +42,7 @@ export default function concurrency(params) {
   };
 }
 
-// Who uses the busiest bucket of the limit at this replica. Empty without classes and fair parts.
+// The users of the busiest bucket of the limit at this replica. Hidden without classes and fair parts.
 function requesterTables() {
   const number = (title, cell) => ({ title, kind: "number", cell });
   const counts = [
