@@ -44,7 +44,9 @@ use std::time::{Duration, Instant};
 use sluicegate::engine::proxies::{MAX_PEER_RECORDS, MAX_PEER_STREAMS};
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
-use sluicegate::kernel::coordinator::{CoordinatorConfig, Heartbeat, HeartbeatReply, ShareTiming};
+use sluicegate::kernel::coordinator::{
+    CoordinatorConfig, DemandCurve, Heartbeat, HeartbeatReply, ShareTiming,
+};
 use sluicegate::kernel::units::{Incarnation, Nanos, ReplicaId, Share};
 use sluicegate::store::heartbeat::{ShareReport, ShareRound, reports_per_round};
 use sluicegate::store::redis::codec::decode_doubles;
@@ -356,6 +358,7 @@ impl Replica {
             grant_in_use: self.holds.get(&ceiling).copied(),
             in_flight: Share(in_flight),
             demand: Share(wanted),
+            curve: DemandCurve::EMPTY,
             vote: None,
             is_leaving: false,
             is_claimed: false,

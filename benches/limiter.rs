@@ -25,7 +25,7 @@ use sluicegate::kernel::concurrency::adaptive::{AdaptiveAlgorithm, AdaptiveConfi
 use sluicegate::kernel::concurrency::limiter::{
     Limiter, LimiterConfig, LimiterEffect, LimiterEvent,
 };
-use sluicegate::kernel::concurrency::{Permit, RequestOutcome, Requester};
+use sluicegate::kernel::concurrency::{ClassParts, Permit, RequestOutcome, Requester};
 use sluicegate::kernel::coordinator::aggregate::VoteAggregate;
 use sluicegate::kernel::units::{Nanos, Revision};
 use sluicegate::store::heartbeat::{ShareRound, ShareRoundReply};
@@ -163,7 +163,15 @@ fn ask_of_fleet() -> PermitRequest<'static> {
     let aggregate = VoteAggregate::default();
     PermitRequest {
         by: Requester::ANY,
-        shared: Some(SharedLimit { min, start, max, aggregate, max_duration, on_failure }),
+        shared: Some(SharedLimit {
+            min,
+            start,
+            max,
+            aggregate,
+            classes: ClassParts::ONE,
+            max_duration,
+            on_failure,
+        }),
         ..ask()
     }
 }

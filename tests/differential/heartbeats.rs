@@ -7,11 +7,13 @@ mod large_fleets;
 
 use std::collections::HashMap;
 
+use sluicegate::kernel::concurrency::ClassParts;
 use sluicegate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
+use sluicegate::kernel::coordinator::demand_curve::CustomerDemand;
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::{
-    CoordinatorConfig, Grant, Heartbeat, HeartbeatReply, ShareTiming,
+    CoordinatorConfig, DemandCurve, Grant, Heartbeat, HeartbeatReply, ShareTiming,
 };
 use sluicegate::kernel::key::CounterKey;
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
@@ -98,8 +100,23 @@ fn law(dice: &mut Dice) -> CoordinatorConfig {
     let start = min + dice.up_to(max - min);
     CoordinatorConfig {
         aggregate: dice.pick(&[VoteAggregate::Median, VoteAggregate::Min]),
+        classes: ClassParts::new(dice.pick(&[&[100][..], &[100, 50], &[90, 90, 7, 1]])).unwrap(),
         ..CoordinatorConfig::new(terms, Share(min), Share(start), Share(max)).unwrap()
     }
+}
+
+/// Returns a curve of few or many customers, in more classes than some limits have.
+fn any_curve(dice: &mut Dice) -> DemandCurve {
+    let [most, classes] = [dice.pick(&[1, 4, 40]), dice.pick(&[1, 2, 5])];
+    let customer = |number: u64| {
+        let most = 1 << dice.pick(&[4, 9, 26]);
+        CustomerDemand {
+            class: u8::try_from(number % classes).unwrap(),
+            demand: u32::try_from(dice.up_to(most)).unwrap(),
+            weight: dice.pick(&[1, 1, 3, 1_000]),
+        }
+    };
+    DemandCurve::of_customers(&mut (0..=most).map(customer).collect())
 }
 
 /// The grants for one limit to one replica, and the replica's last heartbeat.
@@ -206,6 +223,7 @@ impl HeartbeatTrace {
             grant_in_use: holds,
             in_flight: Share(any(dice) / dice.pick(&[1, 4])),
             demand: Share(if dice.once_in(8) { 1 << 24 } else { any(dice) }),
+            curve: if dice.once_in(2) { any_curve(dice) } else { DemandCurve::EMPTY },
             vote: dice.once_in(2).then(|| {
                 LimitFactor(u32::try_from(dice.up_to(3 << 16)).unwrap() / dice.pick(&[1, 2, 100]))
             }),
@@ -324,6 +342,7 @@ fn join_round(replica: u64) -> ShareRound {
         grant_in_use: None,
         in_flight: Share(0),
         demand: Share(1),
+        curve: DemandCurve::EMPTY,
         vote: None,
         is_leaving: false,
         is_claimed: false,

@@ -8,8 +8,9 @@ use sluicegate_concurrency::store::heartbeat::{
     BucketKey, MAX_REPORTS_PER_ROUND, ShareReport, ShareRound, ShareRoundReply,
 };
 use sluicegate_kernel::coordinator::aggregate::LimitFactor;
+use sluicegate_kernel::coordinator::demand_curve::{DemandPoint, MAX_POINTS};
 use sluicegate_kernel::coordinator::message::GrantInUse;
-use sluicegate_kernel::coordinator::{Grant, Heartbeat, HeartbeatReply};
+use sluicegate_kernel::coordinator::{DemandCurve, Grant, Heartbeat, HeartbeatReply};
 use sluicegate_kernel::decision::StoreFailure;
 use sluicegate_kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
@@ -130,6 +131,7 @@ fn share_report(replica: ReplicaId, wire: &api::ShareReport) -> Option<(BucketKe
         grant_in_use,
         in_flight: requests(wire.in_flight)?,
         demand: requests(wire.demand)?,
+        curve: curve(&wire.curve)?,
         vote,
         is_leaving: wire.is_leaving,
         is_claimed: true,
@@ -148,7 +150,19 @@ fn share_report_message(report: &ShareReport) -> api::ShareReport {
         demand: heartbeat.demand.0,
         vote: heartbeat.vote.map(|LimitFactor(factor)| factor),
         is_leaving: heartbeat.is_leaving,
+        curve: heartbeat.curve.points().iter().map(|point| demand_point_message(*point)).collect(),
     }
+}
+
+fn curve(wire: &[api::DemandPoint]) -> Option<DemandCurve> {
+    // Count before the conversion, because the message may be long.
+    (wire.len() <= MAX_POINTS).then_some(())?;
+    let points = wire.iter().map(|point| DemandPoint::new(point.class, point.level, point.demand));
+    DemandCurve::new(&points.collect::<Option<Vec<_>>>()?)
+}
+
+const fn demand_point_message(point: DemandPoint) -> api::DemandPoint {
+    api::DemandPoint { class: point.class(), level: point.level(), demand: point.demand }
 }
 
 fn grant_in_use(wire: &api::GrantInUse) -> Option<GrantInUse> {

@@ -1105,7 +1105,7 @@ pub struct ShareRound {
     pub reports: ::prost::alloc::vec::Vec<ShareReport>,
 }
 /// The report about one limit.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ShareReport {
     #[prost(bytes = "vec", tag = "1")]
     pub bucket: ::prost::alloc::vec::Vec<u8>,
@@ -1130,6 +1130,23 @@ pub struct ShareReport {
     /// True if the proxy returns its share.
     #[prost(bool, tag = "8")]
     pub is_leaving: bool,
+    /// The demand of the classes and customers. At most 16 points, by class and level. Empty if the limit has neither `classes`
+    /// nor `fair`. The permits that it demands count at most as twice an equal part of the limit.
+    #[prost(message, repeated, tag = "9")]
+    pub curve: ::prost::alloc::vec::Vec<DemandPoint>,
+}
+/// The permits that the customers of one class could use, each at most up to a level times its weight.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct DemandPoint {
+    /// The number of the class, from 0.
+    #[prost(uint32, tag = "1")]
+    pub class: u32,
+    /// The level, in 1/1,024 permit for each unit of weight: 1 to 2^27 - 1. It rises within a class.
+    #[prost(uint32, tag = "2")]
+    pub level: u32,
+    /// The permits, in 1/16: at most 2^26 - 1. They do not fall within a class.
+    #[prost(uint32, tag = "3")]
+    pub demand: u32,
 }
 /// A grant that the proxy uses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

@@ -10,17 +10,19 @@ use std::collections::BTreeMap;
 
 use sluicegate::kernel::coordinator::aggregate::{FractionalLimit, LimitFactor};
 use sluicegate::kernel::coordinator::coordinator::MAX_SHARE_STATES;
+use sluicegate::kernel::coordinator::demand_curve::DemandPoint;
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::share_state::{GrantRecord, ShareState};
 use sluicegate::kernel::coordinator::{
-    Coordinator, CoordinatorConfig, CoordinatorIncarnation, Heartbeat, HeartbeatReply, RunningSums,
+    Coordinator, CoordinatorConfig, CoordinatorIncarnation, DemandCurve, Heartbeat, HeartbeatReply,
+    RunningSums,
 };
 use sluicegate::kernel::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 use sluicegate::store::heartbeat::{ShareReport, ShareRound};
 use sluicegate::store::redis::codec::heartbeat::{incarnation_key, state_key};
 
-use super::{Reporter, START, bucket, join_round, terms};
+use super::{Reporter, START, any_curve, bucket, join_round, terms};
 use crate::differential::traces;
 use crate::support::dice::{Dice, seed};
 use crate::support::redis::Redis;
@@ -30,9 +32,9 @@ const LIFE: CoordinatorIncarnation =
     CoordinatorIncarnation { incarnation: Incarnation(7), started_at: Nanos(0), is_settled: true };
 /// The parts of the stored head: values that the kernel has, too, up to `KNOWN`; the expiry; the
 /// running sums from `SUMS`; the demands from `HEAD`.
-const KNOWN: usize = 50;
-const SUMS: usize = 58;
-const HEAD: usize = 122;
+const KNOWN: usize = 58;
+const SUMS: usize = 66;
+const HEAD: usize = 130;
 
 type Fields = BTreeMap<Vec<u8>, Vec<u8>>;
 
@@ -56,6 +58,10 @@ fn vote_bytes(vote: Option<LimitFactor>) -> [u8; 4] {
 
 fn name(seat: &ShareState) -> Vec<u8> {
     [double(seat.replica.0), double(seat.incarnation.0)].concat()
+}
+
+fn point_bytes(point: &DemandPoint) -> [u8; 8] {
+    (u64::from(point.place) | u64::from(point.demand) << 32).to_le_bytes()
 }
 
 /// A share state as the script stores it (`SEAT`), at index `index`, counted from 1.
@@ -82,6 +88,7 @@ fn field(index: u64, share_state: &ShareState) -> Vec<u8> {
         &generations.concat(),
         &instants.concat(),
         &vote_bytes(share_state.vote),
+        &share_state.curve.points().iter().flat_map(point_bytes).collect::<Vec<_>>(),
     ]
     .concat()
 }
@@ -109,6 +116,7 @@ fn head_start(coordinator: &Coordinator) -> Vec<u8> {
         &u16::from(coordinator.is_recovered).to_le_bytes(),
         &instant(coordinator.counted_at),
         &int(coordinator.vote_count),
+        &instant(coordinator.entitled_at),
     ]
     .concat()
 }
@@ -154,6 +162,7 @@ fn random_share_state(dice: &mut Dice, number: u64, limit: u64) -> ShareState {
         replied_limit: Share(dice.pick(&[limit, limit / 2, limit + 1])),
         in_flight: Share(dice.up_to(3)),
         demand: Share(dice.up_to(4)),
+        curve: if dice.once_in(2) { any_curve(dice) } else { DemandCurve::EMPTY },
         vote: dice.once_in(3).then(|| LimitFactor(u32::try_from(dice.up_to(3 << 16)).unwrap())),
         expires_at: until,
         earlier_requests_end: START.plus(passed(dice)),
@@ -182,6 +191,7 @@ impl<'s> Crowd<'s> {
             )),
             is_recovered: false,
             counted_at: START,
+            entitled_at: START,
             share_states: (1..=count)
                 .map(|number| random_share_state(dice, number, ceiling))
                 .collect(),
@@ -275,6 +285,7 @@ impl<'s> Crowd<'s> {
             }),
             in_flight: Share(0),
             demand: Share(3),
+            curve: DemandCurve::EMPTY,
             vote: None,
             is_leaving: false,
             is_claimed: false,
@@ -289,6 +300,9 @@ fn assert_same_walk(crowd: &mut Crowd<'_>) -> HeartbeatReply {
     let first = crowd.join(count as u64 / 2 * 2 + 1);
     crowd.now = START.plus(Nanos::SECOND);
     crowd.send(crowd.next_heartbeat(count / 3));
+    let point = DemandPoint::new(0, 1 << 12, 1 << 9).unwrap();
+    let curve = DemandCurve::new(&[point]).unwrap();
+    crowd.send(Heartbeat { curve, ..crowd.next_heartbeat(count / 4) });
     crowd.now = START.plus(Nanos::from_secs(2));
     crowd.send(Heartbeat { vote: Some(LimitFactor::TWICE), ..crowd.next_heartbeat(count / 2) });
     assert_eq!(crowd.coordinator.counted_at, crowd.now);

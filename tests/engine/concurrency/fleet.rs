@@ -2,6 +2,7 @@
 
 mod data_loss;
 mod eviction;
+mod fair;
 mod growth_pause;
 mod idle_limits;
 mod leaving;

@@ -260,7 +260,7 @@ impl BucketState {
         }
         let effects = self.limiter.step(now, event);
         if let Some(leased) = &mut self.replica_share {
-            leased.usage.count_event(event, &effects, self.limiter.in_flight());
+            leased.usage.count_event(event, &effects, &self.limiter);
         }
         // Usually no effect concerns a waiting request or an expired permit.
         if effects.iter().all(is_for_the_caller) {

@@ -3,6 +3,7 @@
 //! Guarantees:
 //! - The coordinator config is valid for any parameters.
 
+use crate::kernel::concurrency::ClassParts;
 use crate::kernel::concurrency::limiter::LimiterConfig;
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::coordinator::config::MOST;
@@ -20,6 +21,8 @@ pub struct SharedLimit {
     pub max: u32,
     /// The rule that combines the replicas' votes on the limit.
     pub aggregate: VoteAggregate,
+    /// The part of the limit that each class may fill.
+    pub classes: ClassParts,
     /// The longest duration of a request.
     pub max_duration: Nanos,
     /// The behavior of the limit during a store outage.
@@ -37,7 +40,8 @@ impl SharedLimit {
     ) -> Self {
         let start = rules.limit;
         let (min, max) = rules.adaptive.map_or((start, start), |it| (it.min, it.max));
-        Self { min, start, max, aggregate, max_duration, on_failure }
+        let classes = rules.classes;
+        Self { min, start, max, aggregate, classes, max_duration, on_failure }
     }
 
     /// Returns the coordinator config of the limit.
@@ -54,7 +58,8 @@ impl SharedLimit {
             start: Share(1),
             max: Share(1),
             aggregate,
+            classes: self.classes,
         };
-        CoordinatorConfig { aggregate, ..config.unwrap_or(least) }
+        CoordinatorConfig { aggregate, classes: self.classes, ..config.unwrap_or(least) }
     }
 }

@@ -7,14 +7,17 @@
 //! Not covered:
 //! - The coordinator's use of demand and vote: see [`crate::kernel::coordinator`].
 
-use crate::kernel::concurrency::RequestOutcome;
+mod requester_meter;
+
 use crate::kernel::concurrency::limiter::{LimiterEffect, LimiterEvent};
-use crate::kernel::coordinator::ShareTiming;
+use crate::kernel::concurrency::{Limiter, RequestOutcome};
 use crate::kernel::coordinator::aggregate::{
     FractionalLimit, LEVELS_PER_PERMIT, LimitFactor, LimitInference, vote,
 };
 use crate::kernel::coordinator::split::{self, demand};
+use crate::kernel::coordinator::{DemandCurve, ShareTiming};
 use crate::kernel::units::{Nanos, Share};
+use requester_meter::RequesterMeter;
 
 /// The use of one shared limit at this replica, in the current measuring window.
 #[derive(Clone, Debug)]
@@ -34,10 +37,11 @@ pub(super) struct UsageMeter {
     share: Share,
     peak: u32,
     samples: u32,
+    requesters: RequesterMeter,
 }
 
 impl UsageMeter {
-    pub(super) const fn new(now: Nanos) -> Self {
+    pub(super) fn new(now: Nanos) -> Self {
         Self {
             window_start: now,
             measured_until: now,
@@ -51,6 +55,7 @@ impl UsageMeter {
             share: Share(0),
             peak: 0,
             samples: 0,
+            requesters: RequesterMeter::default(),
         }
     }
 
@@ -64,16 +69,19 @@ impl UsageMeter {
         self.measured_until = self.measured_until.max(now);
     }
 
-    /// Counts `event` with its effects. `in_flight` is the number of requests in flight after it.
+    /// Counts `event` with its effects. `limiter` is in the state after it.
     pub(super) fn count_event(
         &mut self,
         event: LimiterEvent,
         effects: &[LimiterEffect],
-        in_flight: u32,
+        limiter: &Limiter,
     ) {
         match event {
-            LimiterEvent::Acquire { .. } => {
+            LimiterEvent::Acquire { by, .. } => {
                 self.arrived += 1;
+                if limiter.distinguishes_requesters() {
+                    self.requesters.count(limiter.known(by));
+                }
                 let refused = effects.iter().any(|effect| matches!(effect, LimiterEffect::Deny(_)));
                 self.refused += u64::from(refused);
             }
@@ -85,7 +93,7 @@ impl UsageMeter {
             }
             _ => {}
         }
-        self.peak = self.peak.max(in_flight);
+        self.peak = self.peak.max(limiter.in_flight());
     }
 
     /// Records a new share. Restarts peak and samples, because they describe the use of the old
@@ -121,6 +129,17 @@ impl UsageMeter {
         })
     }
 
+    /// Returns the demand of the classes and customers; empty for a limit without these.
+    pub(super) fn curve(&self, now: Nanos, limiter: &Limiter, terms: &ShareTiming) -> DemandCurve {
+        if !limiter.distinguishes_requesters() {
+            return DemandCurve::EMPTY;
+        }
+        let window = now.since(self.window_start);
+        let is_short = window.0 < terms.heartbeat.0 / 4;
+        let mean = self.mean_request_duration(self.in_flight_area);
+        self.requesters.curve(limiter, mean, (!is_short).then_some(window))
+    }
+
     /// Returns the vote: the factor by which this replica would change the fleet-wide `limit`.
     /// `estimate` is its algorithm's value for that limit.
     pub(super) fn vote(&self, estimate: FractionalLimit, limit: Share) -> Option<LimitFactor> {
@@ -135,6 +154,7 @@ impl UsageMeter {
             return;
         }
         self.wanted = self.wanted(now, 0, 0, terms);
+        self.requesters.start_window(now.since(self.window_start));
         self.mean_duration = self.mean_request_duration(self.in_flight_area);
         (self.window_start, self.in_flight_area, self.waiting_area) = (now, 0, 0);
         (self.arrived, self.refused, self.ended) = (0, 0, 0);

@@ -7,6 +7,8 @@
 //! - Any other report is marked as claimed: the store believes it as far as its own state confirms.
 //! - A proxy that reconnects with requests in flight is claimed for `max_duration`.
 //!
+//! - The classes and customers that a proxy claims get at most twice an equal part of the limit.
+//!
 //! Not covered:
 //! - The demand in a report: the coordinator divides a limit evenly among those who need more.
 
@@ -69,6 +71,9 @@ impl ShareHistory {
         self.ends_at = now.plus(self.law.timing.longest_use());
         self.start_incarnation(now, report.incarnation).then_some(())?;
         self.update_peaks(now);
+        // Only the proxy knows its customers. Its claims must not take the whole limit.
+        let curve = report.curve.at_most(fair.plus(fair));
+        let report = Heartbeat { curve, ..report };
         let known = report.grant_in_use.map(|claimed| self.find(&claimed));
         let is_claimed = now < self.checked_from || known == Some(None);
         if is_claimed {

@@ -117,9 +117,9 @@ impl InFlightPermits {
         })
     }
 
-    /// The class of each permit in flight.
-    pub(super) fn classes(&self) -> impl Iterator<Item = u8> {
-        self.slots.iter().filter_map(|entry| entry.state.map(|state| state.class))
+    /// The class and the customer of each permit in flight.
+    pub(super) fn requesters(&self) -> impl Iterator<Item = (u8, u64)> {
+        self.slots.iter().filter_map(|entry| entry.state.map(|it| (it.class, it.customer)))
     }
 
     fn slot(&mut self, permit: Permit) -> Option<&mut PermitSlot> {

@@ -39,7 +39,7 @@ use smallvec::SmallVec;
 use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
 use super::in_flight::InFlightPermits;
 use super::queue::WaitQueue;
-use super::requester::{ClassParts, MAX_WEIGHT, Requester};
+use super::requester::{ClassParts, Requester};
 use super::{OverloadAnswers, Permit, QueueTicket, RequestOutcome, RetryAfterRule};
 use crate::units::Nanos;
 
@@ -297,18 +297,6 @@ impl Limiter {
     pub fn idle_since(&self) -> Option<Nanos> {
         let is_idle = self.in_flight.count() == 0 && self.queue.len() == 0;
         is_idle.then_some(self.last_activity)
-    }
-
-    /// Replaces a class or a customer that this limit does not distinguish.
-    fn known(&self, by: Requester) -> Requester {
-        let class = self.classes.clamp(by.class);
-        let Some(most) = self.fair_keys else { return Requester { class, ..Requester::ANY } };
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let is_full = most <= self.queue.customers_without(OTHERS);
-        if by.customer == 0 || is_full && !self.queue.knows(by.customer) {
-            return Requester { class, customer: OTHERS, weight: 1 };
-        }
-        Requester { class, customer: by.customer, weight: by.weight.clamp(1, MAX_WEIGHT) }
     }
 
     fn acquire(

@@ -97,9 +97,14 @@ impl WaitQueue {
         self.customers.len().saturating_sub(usize::from(self.knows(other)))
     }
 
-    /// The class of each waiting request.
-    pub(super) fn classes(&self) -> impl Iterator<Item = u8> {
-        self.waiters.values().map(|waiter| waiter.by.class)
+    /// The class and the customer of each waiting request.
+    pub(super) fn requesters(&self) -> impl Iterator<Item = (u8, u64)> {
+        self.waiters.values().map(|waiter| (waiter.by.class, waiter.by.customer))
+    }
+
+    /// The weight of a customer with permits or waiting requests; 1 for any other.
+    pub(super) fn weight_of(&self, customer: u64) -> u32 {
+        self.customers.get(&customer).map_or(1, |customer| customer.weight)
     }
 
     /// Returns the `most` customers with the most permits and waiting requests. `others` has no hash.

@@ -11,6 +11,7 @@
 use thiserror::Error;
 
 use super::aggregate::VoteAggregate;
+use crate::concurrency::ClassParts;
 use crate::units::{Nanos, Share};
 
 /// The largest concurrency limit, in permits.
@@ -184,6 +185,13 @@ impl ShareTiming {
         Nanos(self.heartbeat.0.saturating_mul(7).div_ceil(4))
     }
 
+    /// The shortest pause between two computations of the entitlements of a large fleet: an eighth of
+    /// the heartbeat interval.
+    #[must_use]
+    pub const fn entitlement_pause(&self) -> Nanos {
+        Nanos(self.heartbeat.0 / 8)
+    }
+
     /// The time for which a replica keeps its only permit, if replicas outnumber permits and take
     /// turns.
     #[must_use]
@@ -206,6 +214,8 @@ pub struct CoordinatorConfig {
     pub max: Share,
     /// The rule that combines the replicas' votes.
     pub aggregate: VoteAggregate,
+    /// The part of the limit that each class may fill.
+    pub classes: ClassParts,
 }
 
 impl CoordinatorConfig {
@@ -223,6 +233,13 @@ impl CoordinatorConfig {
         if !ordered {
             return Err(CoordinatorConfigError::Bounds { min, start, max });
         }
-        Ok(Self { timing, min, start, max, aggregate: VoteAggregate::default() })
+        Ok(Self {
+            timing,
+            min,
+            start,
+            max,
+            aggregate: VoteAggregate::default(),
+            classes: ClassParts::ONE,
+        })
     }
 }

@@ -12,6 +12,8 @@
 //! - A grant never raises the sum of all replicas' exposures above the limit.
 //! - Late and duplicated heartbeats change nothing.
 //! - A plain heartbeat costs O(log replicas) if the limit covers all needs, others O(replicas).
+//! - With classes or fair parts, a heartbeat costs O(replicas). With more than 64 replicas, the
+//!   entitlements are computed at most eight times in a heartbeat interval.
 //!
 //! Not covered:
 //! - Storage of the state.
@@ -21,6 +23,8 @@ use serde::{Deserialize, Serialize};
 
 use super::aggregate::{FractionalLimit, LimitFactor};
 use super::config::{CoordinatorConfig, ShareTiming};
+use super::demand_curve::DemandCurve;
+use super::entitlement::entitlements;
 use super::incarnation::CoordinatorIncarnation;
 use super::message::{Grant, GrantInUse, Heartbeat};
 use super::running_sums::RunningSums;
@@ -29,6 +33,9 @@ use crate::units::{Generation, Incarnation, Nanos, Share};
 
 /// The largest number of share states of one limit, so that a faulty fleet cannot fill the store.
 pub const MAX_SHARE_STATES: usize = 4_096;
+
+/// The largest fleet in which each heartbeat computes all entitlements anew.
+const MAX_EACH_ENTITLED: usize = 64;
 
 /// The coordinator's state of one fleet-wide concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -45,6 +52,8 @@ pub struct Coordinator {
     pub is_recovered: bool,
     /// The instant of the last vote count.
     pub counted_at: Nanos,
+    /// The instant of the last computation of entitlements.
+    pub entitled_at: Nanos,
     /// The number of share states with a vote.
     pub vote_count: u64,
     /// The sums over all share states.
@@ -116,6 +125,9 @@ impl Coordinator {
         }
         if !is_plain {
             self.update_limit(&arrival, &mut own);
+        }
+        if !own.curve.is_empty() {
+            self.entitle(&arrival, &mut own);
         }
         HeartbeatReply::Grant(self.grant_share(&arrival, own))
     }
@@ -250,7 +262,11 @@ impl Coordinator {
         let votes = self.vote_count.saturating_add(u64::from(vote.is_some()));
         self.vote_count = votes.saturating_sub(u64::from(own.vote.is_some()));
         (own.number, own.confirmed, own.vote) = (heartbeat.number, confirmed, vote);
-        (own.in_flight, own.demand) = (in_flight, heartbeat.demand);
+        (own.in_flight, own.curve) = (in_flight, heartbeat.curve);
+        // With a curve, the demand is the entitlement, see `entitle`.
+        if own.curve.is_empty() {
+            own.demand = heartbeat.demand;
+        }
         own.earlier_requests_end = own.previous_requests_end(now, &config.timing);
         own.max_duration = config.timing.max_duration;
         if heartbeat.is_leaving {
@@ -284,6 +300,32 @@ impl Coordinator {
         if !grace && is_due && 0 < self.vote_count {
             self.count_votes(arrival, own);
         }
+    }
+
+    /// Replaces the demands of all live replicas by their entitlements, unless a large fleet did that
+    /// just before.
+    fn entitle(&mut self, arrival: &Arrival<'_>, own: &mut ShareState) {
+        let Arrival { config, now, at, .. } = *arrival;
+        let pause = config.timing.entitlement_pause();
+        let is_small = self.share_states.len() <= MAX_EACH_ENTITLED;
+        if !is_small && now.since(self.entitled_at) < pause {
+            return;
+        }
+        let live: Vec<(usize, DemandCurve)> = (0..)
+            .zip(&self.share_states)
+            .filter(|(index, state)| !state.curve.is_empty() && self.is_live(*index, now))
+            .map(|(index, state)| (index, state.curve))
+            .collect();
+        let curves: Vec<DemandCurve> = live.iter().map(|(_, curve)| *curve).collect();
+        for ((index, _), share) in
+            live.iter().zip(entitlements(&curves, self.limit(), &config.classes))
+        {
+            if let Some(state) = self.share_states.get_mut(*index) {
+                state.demand = share;
+            }
+        }
+        own.demand = self.share_states.get(at).map_or(own.demand, |state| state.demand);
+        (self.entitled_at, self.sums.valid_until) = (now, Nanos(0));
     }
 
     fn count_votes(&mut self, arrival: &Arrival<'_>, own: &mut ShareState) {

@@ -9,6 +9,7 @@
 //! - Serialization.
 
 use super::aggregate::LimitFactor;
+use super::demand_curve::DemandCurve;
 use crate::units::{Generation, Incarnation, ReplicaId, Share};
 
 /// A replica's periodic message to the coordinator, measured at one instant.
@@ -26,6 +27,8 @@ pub struct Heartbeat {
     pub in_flight: Share,
     /// The permits that the replica would use without a limit, see [`super::split::demand`].
     pub demand: Share,
+    /// The demand of its classes and customers; empty without these.
+    pub curve: DemandCurve,
     /// The factor by which the replica would change its share, if it has enough samples.
     pub vote: Option<LimitFactor>,
     /// Set if the replica leaves the fleet: from now on it admits nothing and applies no grant.

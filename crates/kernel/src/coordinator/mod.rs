@@ -44,6 +44,8 @@ pub mod clock_reading;
 pub mod config;
 #[allow(clippy::module_inception, reason = "the room is named for its first tenant")]
 pub mod coordinator;
+pub mod demand_curve;
+pub mod entitlement;
 mod grant;
 pub mod incarnation;
 pub mod message;
@@ -55,6 +57,7 @@ pub mod split;
 pub use clock_reading::ClockReading;
 pub use config::{ConcurrencyFallback, CoordinatorConfig, ShareTiming};
 pub use coordinator::{Coordinator, HeartbeatReply};
+pub use demand_curve::DemandCurve;
 pub use incarnation::CoordinatorIncarnation;
 pub use message::{Grant, Heartbeat};
 pub use running_sums::RunningSums;

@@ -15,6 +15,7 @@
 use super::aggregate::LimitFactor;
 use super::clock_reading::ClockReading;
 use super::config::ShareTiming;
+use super::demand_curve::DemandCurve;
 use super::message::{Grant, GrantInUse, Heartbeat};
 use crate::units::{Incarnation, Nanos, ReplicaId, Share};
 
@@ -30,6 +31,8 @@ pub struct LoadReport {
     pub in_flight: Share,
     /// The permits that the replica would use without a limit, see [`super::split::demand`].
     pub demand: Share,
+    /// The demand of its classes and customers; empty without these.
+    pub curve: DemandCurve,
     /// The factor by which the replica would change its share; `None` without enough samples.
     pub vote: Option<LimitFactor>,
 }
@@ -147,6 +150,7 @@ impl ShareClient {
             grant_in_use: self.active_grant.map(|held| GrantInUse::from(held.grant)),
             in_flight: load.in_flight,
             demand: load.demand,
+            curve: load.curve,
             vote: load.vote,
             is_leaving: self.is_leaving,
             is_claimed: false,

@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::aggregate::LimitFactor;
 use super::config::ShareTiming;
+use super::demand_curve::DemandCurve;
 use super::message::Heartbeat;
 use crate::units::{Generation, Incarnation, Nanos, ReplicaId, Share};
 
@@ -42,8 +43,10 @@ pub struct ShareState {
     pub replied_limit: Share,
     /// The number of requests in flight that the newest heartbeat reported.
     pub in_flight: Share,
-    /// The permits that the replica would use without a limit.
+    /// The permits that the replica would use without a limit; with a curve, its entitlement.
     pub demand: Share,
+    /// The demand of its classes and customers; empty without these.
+    pub curve: DemandCurve,
     /// The replica's vote on the limit, removed when it is counted.
     pub vote: Option<LimitFactor>,
     /// The instant at which the share expires, on the store's clock.
@@ -80,6 +83,7 @@ impl ShareState {
             replied_limit: Share(0),
             in_flight: heartbeat.in_flight,
             demand: heartbeat.demand,
+            curve: heartbeat.curve,
             vote: None,
             expires_at: now,
             earlier_requests_end: now,

@@ -7,7 +7,7 @@ use sluicegate_kernel::coordinator::share_client::LoadReport;
 use sluicegate_kernel::coordinator::{CoordinatorConfig, ShareClient};
 use sluicegate_kernel::units::{Nanos, Share};
 
-use super::{LimitCoordinator, share_client, timing};
+use super::{LimitCoordinator, high_demand, share_client, timing};
 
 const INFERENCE: LimitInference = LimitInference {
     estimate: FractionalLimit(0),
@@ -65,7 +65,7 @@ fn heartbeat_with_vote(
     let estimate = FractionalLimit::from_share(Share(capacity));
     let (limit, peak) = (ceiling, allowed);
     let vote = aggregate::vote(&LimitInference { estimate, limit, allowed, peak, samples: 100 });
-    store.round_trip(now, member, &LoadReport { in_flight: allowed, demand: Share(1_000), vote });
+    store.round_trip(now, member, &LoadReport { vote, ..high_demand(allowed.0) });
 }
 
 /// The limit after 120 heartbeats of each replica.
@@ -131,7 +131,7 @@ fn limits_after_one_vote(vote: LimitFactor) -> Vec<u64> {
     // second heartbeat.
     let votes = [None, None, Some(vote)].into_iter().chain([None; 10]);
     let ceilings = (0..).zip(votes).map(|(beat, vote)| {
-        let load = LoadReport { in_flight: Share(0), demand: Share(1_000), vote };
+        let load = LoadReport { vote, ..high_demand(0) };
         store.round_trip(beat * 10, &mut alone, &load);
         store.coordinator.limit().0
     });
@@ -148,7 +148,7 @@ fn limit_of_disagreeing_replicas(aggregate: VoteAggregate) -> u64 {
     for beat in 0..12 {
         for (index, (member, vote)) in (0..).zip(fleet.iter_mut().zip(votes)) {
             let vote = (1 < beat).then_some(vote);
-            let load = LoadReport { in_flight: Share(0), demand: Share(1_000), vote };
+            let load = LoadReport { vote, ..high_demand(0) };
             store.round_trip(beat * 10 + index, member, &load);
         }
     }

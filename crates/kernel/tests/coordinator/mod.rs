@@ -1,6 +1,7 @@
 //! Tests of the coordinator: votes on the limit, its split into shares, and the handoff of shares.
 
 mod aggregate;
+mod entitlement;
 mod handoff;
 mod running_sums;
 mod split;
@@ -36,12 +37,12 @@ pub fn share_client(id: u64, incarnation: u64) -> ShareClient {
 
 /// A replica's load that could use more permits than any limit here.
 pub fn high_demand(in_flight: u64) -> LoadReport {
-    LoadReport { in_flight: Share(in_flight), demand: Share(1_000), vote: None }
+    LoadReport { in_flight: Share(in_flight), demand: Share(1_000), ..LoadReport::default() }
 }
 
 /// A replica's load without denials: it wants exactly its requests in flight.
 pub fn exact_demand(in_flight: u64) -> LoadReport {
-    LoadReport { in_flight: Share(in_flight), demand: Share(in_flight), vote: None }
+    LoadReport { in_flight: Share(in_flight), demand: Share(in_flight), ..LoadReport::default() }
 }
 
 /// A coordinator of one limit.

@@ -53,7 +53,12 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = step.prop_map(|(replica, wait, in_flight, demand, vote, change)| Step {
         replica,
         wait,
-        load: LoadReport { in_flight: Share(in_flight), demand: Share(demand), vote },
+        load: LoadReport {
+            in_flight: Share(in_flight),
+            demand: Share(demand),
+            vote,
+            ..LoadReport::default()
+        },
         change,
     });
     prop::collection::vec(step, 200)

@@ -1,7 +1,9 @@
 //! Share rounds and their replies survive the way to Sluicegate and back.
 
 use proptest::prelude::{Just, Strategy, any, prop, prop_assert_eq, prop_oneof, proptest};
+use sluicegate_kernel::concurrency::ClassParts;
 use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
+use sluicegate_kernel::coordinator::demand_curve::CustomerDemand;
 use sluicegate_kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate_kernel::coordinator::{CoordinatorConfig, ShareTiming};
 
@@ -19,8 +21,17 @@ fn configs() -> impl Strategy<Value = CoordinatorConfig> {
         let [heartbeat, share_lifetime, margin, max_duration] = durations.map(Nanos);
         let timing = ShareTiming { heartbeat, share_lifetime, margin, max_duration };
         let [min, start, max] = [min, start, max].map(Share);
-        CoordinatorConfig { timing, min, start, max, aggregate }
+        CoordinatorConfig { timing, min, start, max, aggregate, classes: ClassParts::ONE }
     })
+}
+
+fn any_curve(seed: u64, count: u64) -> DemandCurve {
+    let customer = |number: u64| CustomerDemand {
+        class: u8::try_from(number % 3).unwrap(),
+        demand: u32::try_from(seed.rotate_left(7 * number as u32) % (1 << 20)).unwrap(),
+        weight: 1,
+    };
+    DemandCurve::of_customers(&mut (0..count % 40).map(customer).collect())
 }
 
 fn grants_in_use() -> impl Strategy<Value = GrantInUse> {
@@ -55,6 +66,7 @@ fn reports(replica: ReplicaId) -> impl Strategy<Value = ShareReport> {
                 grant_in_use,
                 in_flight: Share(in_flight & MAX_REQUESTS),
                 demand: Share(demand & MAX_REQUESTS),
+                curve: any_curve(demand, in_flight),
                 vote: vote.map(LimitFactor),
                 is_leaving,
                 is_claimed: false,
@@ -155,7 +167,7 @@ fn round() -> api::ShareRound {
 #[test]
 fn rounds_that_a_store_cannot_represent_are_refused() {
     let grant = api::GrantInUse { coordinator_incarnation: 1, generation: NUMBER_BOUND };
-    let broken: [fn(&mut api::ShareRound, api::GrantInUse); 8] = [
+    let broken: [fn(&mut api::ShareRound, api::GrantInUse); 13] = [
         |round, _| round.coordinator_incarnation = Some(NUMBER_BOUND),
         |round, _| round.reports = vec![round.reports[0].clone(); MAX_REPORTS_PER_ROUND + 1],
         |round, _| round.reports[0].bucket = vec![1; crate::concurrency::MAX_BUCKET_BYTES + 1],
@@ -164,6 +176,11 @@ fn rounds_that_a_store_cannot_represent_are_refused() {
         |round, _| round.reports[0].demand = u64::MAX,
         |round, _| round.reports[0].vote = Some(LimitFactor::TWICE.0 + 1),
         |round, grant| round.reports[0].grant_in_use = Some(grant),
+        |round, _| round.reports[0].curve = vec![point(0, 1, 1); 2],
+        |round, _| round.reports[0].curve = (1..=17).map(|level| point(0, level, 1)).collect(),
+        |round, _| round.reports[0].curve = vec![point(0, 1, 2), point(0, 2, 1)],
+        |round, _| round.reports[0].curve = vec![point(8, 1, 1)],
+        |round, _| round.reports[0].curve = vec![point(0, 0, 1)],
     ];
     assert!(share_round(&round(), ReplicaId(1)).is_some());
     for (index, change) in broken.iter().enumerate() {
@@ -171,6 +188,10 @@ fn rounds_that_a_store_cannot_represent_are_refused() {
         change(&mut round, grant);
         assert_eq!(share_round(&round, ReplicaId(1)), None, "{index}");
     }
+}
+
+const fn point(class: u32, level: u32, demand: u32) -> api::DemandPoint {
+    api::DemandPoint { class, level, demand }
 }
 
 /// A round of a store with one report.

@@ -222,7 +222,7 @@ fn begin_incarnation(before: Option<CoordinatorIncarnation>, now: Nanos) -> Coor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::coordinator::{CoordinatorConfig, Heartbeat, ShareTiming};
+    use crate::kernel::coordinator::{CoordinatorConfig, DemandCurve, Heartbeat, ShareTiming};
     use crate::kernel::units::Share;
 
     /// The first report about one limit.
@@ -239,6 +239,7 @@ mod tests {
             grant_in_use: None,
             in_flight: Share(0),
             demand: Share(1),
+            curve: DemandCurve::EMPTY,
             vote: None,
             is_leaving: false,
             is_claimed: false,

@@ -4,8 +4,8 @@ mod permits;
 
 use sluicegate_lease_protocol::api::proxy_message::Message;
 use sluicegate_lease_protocol::api::{
-    self, FleetReport, GrantInUse, LimitPermits, PermitAcquire, PermitInUse, PermitReport,
-    ShareReport, ShareRound,
+    self, DemandPoint, FleetReport, GrantInUse, LimitPermits, PermitAcquire, PermitInUse,
+    PermitReport, ShareReport, ShareRound,
 };
 
 use tonic::transport::Channel;
@@ -48,9 +48,21 @@ fn any_share_report(dice: &mut Dice, known: &[Vec<u8>]) -> ShareReport {
         grant_in_use: dice.once_in(2).then_some(grant),
         in_flight: any_number(dice),
         demand: any_number(dice),
+        curve: any_points(dice),
         vote: dice.once_in(2).then(|| u32::try_from(dice.up_to(1 << 17)).unwrap()),
         is_leaving: dice.once_in(5),
     }
+}
+
+/// The points of a curve, often invalid ones.
+fn any_points(dice: &mut Dice) -> Vec<DemandPoint> {
+    let count = u32::try_from(dice.up_to(9)).unwrap();
+    let point = |class: u32| DemandPoint {
+        class,
+        level: u32::try_from(any_number(dice) % (1 << 28)).unwrap(),
+        demand: u32::try_from(dice.up_to(1 << 27)).unwrap(),
+    };
+    (0..count).map(point).collect()
 }
 
 fn any_limit_permits(dice: &mut Dice, known: &[Vec<u8>]) -> LimitPermits {

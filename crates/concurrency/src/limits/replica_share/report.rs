@@ -12,7 +12,7 @@ use super::{ReplicaShare, ShareIntent, requests_in_share};
 use crate::kernel::concurrency::Limiter;
 use crate::kernel::coordinator::aggregate::LimitFactor;
 use crate::kernel::coordinator::share_client::LoadReport;
-use crate::kernel::coordinator::{CoordinatorConfig, Heartbeat};
+use crate::kernel::coordinator::{CoordinatorConfig, DemandCurve, Heartbeat};
 use crate::kernel::units::{Nanos, Share};
 
 /// The number of heartbeat intervals without requests after which a replica returns its share, so
@@ -20,6 +20,7 @@ use crate::kernel::units::{Nanos, Share};
 const IDLE_HEARTBEATS: u64 = 10;
 
 /// The next action of the fleet reporter for one limit.
+#[allow(clippy::large_enum_variant, reason = "it is moved once and not stored")]
 pub(crate) enum ReportAction {
     NotDue,
     /// No report is due before the next request.
@@ -48,7 +49,7 @@ impl ReplicaShare {
             self.intent = ShareIntent::Return;
         }
         let due = if self.intent == ShareIntent::Keep {
-            self.due_heartbeat(now, &load)
+            self.due_heartbeat(now, &load, limiter)
         } else {
             self.due_return(now, limiter)
         };
@@ -66,20 +67,31 @@ impl ReplicaShare {
     }
 
     /// Returns the next heartbeat if it is due, and the time until the share expires.
-    fn due_heartbeat(&mut self, now: Nanos, load: &LoadReport) -> Option<(Heartbeat, Nanos)> {
+    fn due_heartbeat(
+        &mut self,
+        now: Nanos,
+        load: &LoadReport,
+        limiter: &Limiter,
+    ) -> Option<(Heartbeat, Nanos)> {
         let member = self.member.as_mut()?;
         let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
         let fresh = self.law.timing.usable_lifetime().0 < left.0.saturating_mul(2);
         // A changed coordinator config must be reported, because the store keeps the share of a
         // lost replica by the last reported one.
-        let same = self.last_report.is_some_and(|(said, law, _)| (said, law) == (*load, self.law));
+        // Customers change also under the same load.
+        let has_customers = limiter.distinguishes_requesters() && load.demand != Share(0);
+        let same = !has_customers
+            && self.last_report.is_some_and(|(said, law, _)| (said, law) == (*load, self.law));
         // `ShareClient` already lengthens the pauses between the heartbeats of a replica that waits for
         // permits. Half of the share lifetime in addition would delay free permits too long.
         let has_none = member.current_grant(now).is_none_or(|grant| grant.share == Share(0));
         let waits =
             member.early_heartbeat_at(now, load).is_some() || has_none && load.demand != Share(0);
         let is_due = member.next_heartbeat_at(now, load) <= now && (waits || !same || !fresh);
-        is_due.then(|| (member.next_heartbeat(now, load), left))
+        is_due.then(|| {
+            let curve = self.usage.curve(now, limiter, &self.law.timing);
+            (member.next_heartbeat(now, &LoadReport { curve, ..*load }), left)
+        })
     }
 
     /// Returns the next report that returns the share if it is due, and the lifetime of a new
@@ -105,6 +117,8 @@ impl ReplicaShare {
             .then(|| self.usage.vote(policy.wanted_limit()?, self.last_grant?.limit))
             .flatten()
             .map(|vote| if policy.is_growth_paused() { vote.min(LimitFactor::ONE) } else { vote });
-        LoadReport { in_flight: Share(in_flight.into()), demand: wanted, vote }
+        // The curve costs more, so only a report that is sent has it.
+        let curve = DemandCurve::EMPTY;
+        LoadReport { in_flight: Share(in_flight.into()), demand: wanted, curve, vote }
     }
 }

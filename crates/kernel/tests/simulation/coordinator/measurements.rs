@@ -109,7 +109,7 @@ impl LoadedReplica {
             denied: refused,
             mean_duration: lasted,
         });
-        LoadReport { in_flight: Share(self.in_flight()), demand: wanted, vote: None }
+        LoadReport { in_flight: Share(self.in_flight()), demand: wanted, ..LoadReport::default() }
     }
 }
 

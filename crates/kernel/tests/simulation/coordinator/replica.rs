@@ -145,7 +145,11 @@ impl CoordinatorReplica {
 
     fn load(&self) -> LoadReport {
         let wanted = if self.refused { Share(1_000) } else { Share(self.peak) };
-        LoadReport { in_flight: Share(self.ends.len() as u64), demand: wanted, vote: None }
+        LoadReport {
+            in_flight: Share(self.ends.len() as u64),
+            demand: wanted,
+            ..LoadReport::default()
+        }
     }
 
     pub fn leave(&mut self, tick: u64) -> Heartbeat {

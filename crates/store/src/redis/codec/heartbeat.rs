@@ -14,7 +14,7 @@
 use super::{InvalidReply, with_name};
 use crate::heartbeat::{ShareReport, ShareRound, ShareRoundReply};
 use crate::kernel::coordinator::aggregate::{LimitFactor, VoteAggregate};
-use crate::kernel::coordinator::{Grant, HeartbeatReply};
+use crate::kernel::coordinator::{DemandCurve, Grant, HeartbeatReply};
 use crate::kernel::rate::limit::EXACT_BOUND;
 use crate::kernel::units::{Generation, Incarnation, Nanos, Share};
 
@@ -152,6 +152,9 @@ fn encode_report(report: &ShareReport) -> Vec<u8> {
     bytes.share(heartbeat.demand);
     bytes.share(Share(heartbeat.vote.map_or(0, |LimitFactor(ratio)| u64::from(ratio) + 1)));
     bytes.0.push(u8::from(heartbeat.is_leaving) + 2 * u8::from(heartbeat.is_claimed));
+    if !heartbeat.curve.is_empty() {
+        bytes.curve(law.classes.percents(), &heartbeat.curve);
+    }
     bytes.0
 }
 
@@ -168,6 +171,16 @@ impl ReportBytes {
         match number {
             Some(number) => self.double(number),
             None => self.0.extend((-1.0_f64).to_le_bytes()),
+        }
+    }
+
+    /// Appends the parts of the classes and the points of a curve.
+    fn curve(&mut self, percents: &[u8], curve: &DemandCurve) {
+        self.0.extend([u8::try_from(percents.len()).unwrap_or(u8::MAX)]);
+        self.0.extend(percents);
+        for point in curve.points() {
+            self.0.extend(point.place.to_le_bytes());
+            self.0.extend(point.demand.to_le_bytes());
         }
     }
 

@@ -2,7 +2,7 @@
 --
 -- It is a transcription of Rust code: the fleet table of src/store/memory/coordinators.rs, and each
 -- limit of crates/kernel/src/coordinator: incarnation.rs, coordinator.rs, grant.rs, split.rs,
--- running_sums.rs, share_state.rs and aggregate.rs. Functions and commented blocks have the names
+-- entitlement.rs, running_sums.rs, share_state.rs and aggregate.rs. Functions and commented blocks have the names
 -- and the order of the Rust functions. A Rust field `a.b` is the local `a_b` here; a field of the
 -- coordinator has no prefix. `limit` is in whole permits, and `fractional_limit` in 1,024ths.
 --
@@ -11,7 +11,8 @@
 --          that instant when the incarnation began. Each incarnation of each replica has a field,
 --          too: the fleet table.
 -- KEYS[n]  from 2, the state of one limit, a hash: 'head' is the HEAD and the demand of each
---          replica. Each share state has a field, by replica and incarnation.
+--          replica. Each share state has a field, by replica and incarnation; the points of its
+--          curve follow it.
 -- ARGV[1]  the instant in microseconds since the Unix epoch; '' uses the clock of Redis
 -- ARGV[2]  the run_id of Redis; '' if the caller does not know it
 -- ARGV[3]  packed: the replica and its incarnation; the coordinator's incarnation that granted all
@@ -20,7 +21,9 @@
 --          shuts down
 -- ARGV[n]  from 4, packed: the configuration and the heartbeat of each limit, see REPORT; a vote is
 --          one more than its ratio, and 0 is none; the last byte is 1 if the replica leaves, plus 2
---          if the heartbeat is claimed
+--          if the heartbeat is claimed. If the limit has classes or fair parts and the replica has
+--          demand, there follow the number of classes, the part of each in percent, and the points
+--          of the curve
 -- Reply: one string of little-endian doubles: the incarnation, the instant in microseconds, and
 --   eight for each limit. These are a code, and for code 0 (granted) the incarnation, the
 --   generation, the share, the fair share, the limit, the number of replicas, and 1 while
@@ -45,6 +48,8 @@
 -- - if a share state is added, removed or expires: all share states,
 -- - if the limit changes, votes are counted, or the limit has fewer permits than replicas: all
 --   share states,
+-- - if a heartbeat has a curve: all share states with their curves; of more than 64 replicas, only
+--   eight times in a heartbeat interval,
 -- - until the incarnation is settled, and for a new replica: the whole fleet table.
 --
 -- Commands: TIME, HGET, HSET, HDEL, HGETALL, HMGET, HVALS, HLEN, DEL, PEXPIREAT.
@@ -65,18 +70,20 @@ local LEVELS_PER_PERMIT = 1024
 local ALL, WITH_DEMAND, TURNS = 0, 1, 2
 -- In these formats, `I` is an unsigned int, which has 4 bytes on every platform of Redis. `I4`
 -- would be slower to parse.
-local REPORT = '<dddIIIBdddBddIIIIIB'
+local REPORT, REPORT_BYTES = '<dddIIIBdddBddIIIIIB', 99
 -- The position of the replica and its incarnation in a report: these bytes are the field name of
 -- its share state.
 local NAME, NAME_FROM, NAME_TO = '<dd', 38, 53
 -- The formats of the head of a limit and of a share state. Their lengths identify the layout, so a
 -- changed layout needs another length. Therefore 'is_recovered' has 2 bytes, not 1.
-local HEAD, HEAD_BYTES = '<IddddHdIdddIdddIIIII', 122
--- The fields that the script reads from all share states, and the other fields. A share state is
--- shorter than any head.
+local HEAD, HEAD_BYTES = '<IddddHdIddddIdddIIIII', 130
+-- The fields that the script reads from all share states, and the other fields. The points of a curve
+-- may follow.
 local FIRST, OTHER, OTHER_FROM, SHARE_STATE_BYTES = '<IddIIII', '<dddddddI', 37, 96
 local SHARE_STATE = FIRST .. sub(OTHER, 2)
 local INCARNATION = '<dddd'
+-- crates/kernel/src/coordinator/demand_curve.rs and `MAX_EACH_ENTITLED`.
+local LEVELS, UNITS_PER_PERMIT, POINT_BYTES, MAX_EACH_ENTITLED = 134217728, 16, 8, 64
 -- `FAILOVER_LOSS`, crates/kernel/src/coordinator/incarnation.rs, in microseconds; and an instant
 -- before every report.
 local FAILOVER_LOSS, NEVER = 3000000, -2 ^ 52
@@ -183,15 +190,16 @@ local timing_heartbeat, timing_share_lifetime, timing_max_duration
 local config_min, config_start, config_max, config_aggregate
 local heartbeat_replica, heartbeat_incarnation, heartbeat_number, heartbeat_in_flight
 local heartbeat_demand, heartbeat_vote, heartbeat_is_leaving, heartbeat_is_claimed
+local config_classes, heartbeat_curve
 local has_in_use, in_use_coordinator_incarnation, in_use_generation, in_use_share, in_use_limit
 local count, incarnation, latest_time, generation, fractional_limit, is_recovered, counted_at
-local vote_count, kept_until
+local vote_count, kept_until, entitled_at
 local sums_valid_until, sums_next_expiry, sums_limit, sums_exposure, sums_need, sums_used
 local sums_with_demand, sums_short, sums_without_share, sums_expiring, sums_fill_level
 -- The reporting replica's share state: its index, if it exists, and its fields.
 local at, own_expires_at, own_confirmed, own_granted, own_in_flight, own_demand, own_replied_limit
 local own_number, own_confirmed_generation, own_granted_generation, own_changed_at
-local own_earlier_requests_end, own_max_duration, own_vote
+local own_earlier_requests_end, own_max_duration, own_vote, own_curve
 -- The limit's key, its head as it was read, and the reporting replica's share state as it was read.
 local key, stored_head, stored_own
 -- All share states, as one list for each field, after they were read. `write` copies the reporting
@@ -199,12 +207,13 @@ local key, stored_head, stored_own
 local replicas, incarnations, numbers, expires_at, changed_at = {}, {}, {}, {}, {}
 local confirmed_generations, granted_generations, confirmed, granted = {}, {}, {}, {}
 local earlier_requests_end, max_duration, replied_limit = {}, {}, {}
-local in_flight, demand, vote = {}, {}, {}
+local in_flight, demand, vote, curve = {}, {}, {}, {}
 -- The packed share states as they were read.
 local texts = {}
 -- True if the demands were read, if all share states were read, and if all must be written. `grace`
 -- is true in the grace period, when other replicas may use shares that the store has lost.
-local has_demands, has_all, all_changed, grace
+-- `is_entitled` is true if all demands changed.
+local has_demands, has_all, all_changed, grace, is_entitled
 local now, limit
 
 -- The split: its fields (`me` is the index of the reporting replica, or nil), and the indices of
@@ -256,7 +265,7 @@ end
 -- Functions for heartbeats that need all share states, or for limits that are too small for all
 -- needs.
 local read_all, write, drop_unused, find_index, is_superseded, insert, update_limit, sum_up
-local divide_by_need, take_turns, write_all
+local divide_by_need, take_turns, write_all, entitle
 
 local reply, length = {0, store_time}, 2
 for i = 2, #KEYS do
@@ -267,6 +276,12 @@ for i = 2, #KEYS do
     has_in_use, in_use_coordinator_incarnation, in_use_generation, in_use_share, in_use_limit,
     heartbeat_in_flight, heartbeat_demand, heartbeat_vote, heartbeat_is_leaving =
     unpack(REPORT, report)
+  heartbeat_curve, config_classes = '', nil
+  if REPORT_BYTES < #report then
+    local classes_to = REPORT_BYTES + 1 + string.byte(report, REPORT_BYTES + 1)
+    config_classes = sub(report, REPORT_BYTES + 2, classes_to)
+    heartbeat_curve = sub(report, classes_to + 1)
+  end
   heartbeat_is_claimed = 2 <= heartbeat_is_leaving
   heartbeat_is_leaving = heartbeat_is_leaving % 2
   local code, fair_share = UNREADABLE, 0
@@ -279,18 +294,19 @@ for i = 2, #KEYS do
       break
     end
     stored_head, stored_own, at = found[1], found[2], nil
-    has_demands, has_all, all_changed = false, false, false
+    has_demands, has_all, all_changed, is_entitled = false, false, false, false
     if not stored_head then
       if call('HLEN', key) ~= 0 then break end
       count, incarnation, kept_until = 0, -1, 0
     else
       if #stored_head < HEAD_BYTES then break end
       count, incarnation, latest_time, generation, fractional_limit, is_recovered, counted_at,
-        vote_count, kept_until, sums_valid_until, sums_next_expiry, sums_limit, sums_exposure,
+        vote_count, entitled_at, kept_until, sums_valid_until, sums_next_expiry, sums_limit, sums_exposure,
         sums_need, sums_used, sums_with_demand, sums_short, sums_without_share, sums_expiring,
         sums_fill_level = unpack(HEAD, stored_head)
       if #stored_head ~= HEAD_BYTES + 4 * count then break end
-      if stored_own and #stored_own ~= SHARE_STATE_BYTES then break end
+      if stored_own and (#stored_own < SHARE_STATE_BYTES
+        or (#stored_own - SHARE_STATE_BYTES) % POINT_BYTES ~= 0) then break end
     end
     if stored_own then
       local _
@@ -303,7 +319,7 @@ for i = 2, #KEYS do
     -- `apply_heartbeat`, crates/kernel/src/coordinator/coordinator.rs: to the end of the loop.
     if incarnation ~= current_incarnation then
       incarnation, latest_time, generation, fractional_limit = current_incarnation, 0, 0, -1
-      is_recovered, counted_at, vote_count = 0, store_time, 0
+      is_recovered, counted_at, vote_count, entitled_at = 0, store_time, 0, 0
       count, at, has_demands, has_all, all_changed = 0, nil, true, true, true
       sums_valid_until, sums_next_expiry, sums_limit, sums_exposure, sums_need = 0, 0, 0, 0, 0
       sums_used, sums_with_demand, sums_short, sums_without_share = 0, 0, 0, 0
@@ -325,9 +341,10 @@ for i = 2, #KEYS do
       and 0 < timing_share_lifetime and config_min * LEVELS_PER_PERMIT <= fractional_limit
       and fractional_limit <= config_max * LEVELS_PER_PERMIT
       and (vote_count + heartbeat_vote == 0 or 4 * (now - counted_at) < 7 * timing_heartbeat)
-    if not is_plain and not read_all then
+    if (not is_plain or heartbeat_curve ~= '') and not read_all then
       local read, read_others, lists, is_live, count_votes, ahead, priority_class
       local exposure, is_unused, within, scaled, combine
+      local entitlements, class_lines, class_level, demand_at
 
       function read_all()
         if has_all then return end
@@ -343,6 +360,7 @@ for i = 2, #KEYS do
             local i, a, b, c, d, e, f = unpack(FIRST, text)
             replicas[i], expires_at[i], confirmed[i], granted[i] = a, b, c, d
             in_flight[i], replied_limit[i], incarnations[i], texts[i] = e, f, nil, text
+            curve[i] = sub(text, SHARE_STATE_BYTES + 1)
           end
         end
       end
@@ -363,7 +381,7 @@ for i = 2, #KEYS do
       function lists()
         return {replicas, incarnations, numbers, confirmed_generations, granted_generations,
           expires_at, changed_at, earlier_requests_end, max_duration, confirmed, granted,
-          replied_limit, in_flight, demand, vote}
+          replied_limit, in_flight, demand, vote, curve}
       end
 
       function drop_unused()
@@ -420,6 +438,7 @@ for i = 2, #KEYS do
         replied_limit[at], in_flight[at] = own_replied_limit, own_in_flight
         expires_at[at], changed_at[at] = own_expires_at, own_changed_at
         max_duration[at], earlier_requests_end[at] = own_max_duration, own_earlier_requests_end
+        curve[at] = own_curve
       end
 
       function insert()
@@ -462,6 +481,99 @@ for i = 2, #KEYS do
 
       function is_live(i)
         return now < expires_at[i] and (i == count or replicas[i + 1] ~= replicas[i])
+      end
+
+      -- Replaces the demands of all live replicas by their entitlements.
+      function entitle()
+        if MAX_EACH_ENTITLED < count and 8 * (now - entitled_at) < timing_heartbeat then return end
+        write()
+        local live, points = {}, {}
+        for i = 1, count do
+          if curve[i] ~= '' and is_live(i) then
+            live[#live + 1] = i
+            points[#live] = {unpack('<' .. rep('I', #curve[i] / 4), curve[i])}
+          end
+        end
+        for k, share in ipairs(entitlements(points)) do demand[live[k]] = share end
+        own_demand = demand[at]
+        entitled_at, sums_valid_until, is_entitled = now, 0, true
+      end
+
+      -- crates/kernel/src/coordinator/entitlement.rs. `points` has the places and the demands of
+      -- each curve, in turn.
+      function entitlements(points)
+        local used, share, all_used = {}, {}, 0
+        for k = 1, #points do used[k], share[k] = 0, 0 end
+        for class = 0, #config_classes - 1 do
+          local percent = string.byte(config_classes, class + 1)
+          local part = floor(limit * percent / 100)
+          if part < 1 and 0 < limit then part = 1 end
+          local left = part * UNITS_PER_PERMIT - all_used
+          local lines = class_lines(points, class)
+          local level = 0 < left and class_level(lines, left)
+          for k, line in pairs(lines) do
+            local more = level and demand_at(line, level) or 0
+            if 0 < more then
+              used[k], all_used = used[k] + more, all_used + more
+              local needed = math.ceil(used[k] * 100 / percent)
+              if share[k] < needed then share[k] = needed end
+            end
+          end
+        end
+        -- `whole_permits`
+        local sum, permits, half = 0, {}, UNITS_PER_PERMIT / 2
+        for k = 1, #points do
+          local before = floor((sum + half) / UNITS_PER_PERMIT)
+          sum = sum + share[k]
+          permits[k] = floor((sum + half) / UNITS_PER_PERMIT) - before
+          if permits[k] < 1 and 0 < share[k] then permits[k] = 1 end
+        end
+        return permits
+      end
+
+      -- Returns the points of one class, without the class, for each replica that has some.
+      function class_lines(points, class)
+        local lines, from, to = {}, class * LEVELS, (class + 1) * LEVELS
+        for k, all in ipairs(points) do
+          local line
+          for p = 1, #all - 1, 2 do
+            if from <= all[p] and all[p] < to then
+              line = line or {}
+              line[#line + 1], line[#line + 2] = all[p] - from, all[p + 1]
+            end
+          end
+          lines[k] = line
+        end
+        return lines
+      end
+
+      function demand_at(line, level)
+        local from_level, from = 0, 0
+        for p = 1, #line, 2 do
+          local to_level, to = line[p], line[p + 1]
+          if level < to_level then
+            return from + floor((to - from) * (level - from_level) / (to_level - from_level))
+          end
+          from_level, from = to_level, to
+        end
+        return from
+      end
+
+      -- Returns the largest level at which the customers of the class get at most `left`.
+      function class_level(lines, left)
+        local function fits(level)
+          local sum = 0
+          for _, line in pairs(lines) do sum = sum + demand_at(line, level) end
+          return sum <= left
+        end
+        local fitting, above = 0, LEVELS - 1
+        if not fits(0) then return false end
+        if fits(above) then return above end
+        while 1 < above - fitting do
+          local middle = fitting + floor((above - fitting) / 2)
+          if fits(middle) then fitting = middle else above = middle end
+        end
+        return fitting
       end
 
       -- crates/kernel/src/coordinator/grant.rs. Also lists the live share states.
@@ -584,7 +696,7 @@ for i = 2, #KEYS do
           parts[to + 2] = pack(SHARE_STATE, i, replicas[i], expires_at[i], confirmed[i], granted[i],
             in_flight[i], replied_limit[i], incarnations[i], numbers[i], confirmed_generations[i],
             granted_generations[i], changed_at[i], earlier_requests_end[i], max_duration[i],
-            vote[i])
+            vote[i]) .. curve[i]
           to = to + 2
           -- Write in parts, because a Lua function takes at most 8,000 arguments.
           if to == 2000 then
@@ -656,7 +768,9 @@ for i = 2, #KEYS do
       vote_count = vote_count + (valid_vote == 0 and 0 or 1) - (own_vote == 0 and 0 or 1)
       own_number, own_confirmed, own_vote = heartbeat_number, confirmed_share, valid_vote
       own_confirmed_generation = confirmed_generation
-      own_in_flight, own_demand = heartbeat_in_flight, heartbeat_demand
+      own_in_flight, own_curve = heartbeat_in_flight, heartbeat_curve
+      -- With a curve, the demand is the entitlement, see `entitle`.
+      if own_curve == '' or not is_known then own_demand = heartbeat_demand end
       -- `previous_requests_end`
       local last = now
       if timing_max_duration < own_max_duration and now < own_expires_at then
@@ -680,6 +794,7 @@ for i = 2, #KEYS do
         drop_unused()
       else
         if not is_plain then update_limit() end
+        if own_curve ~= '' then entitle() end
 
         -- `grant_share`, crates/kernel/src/coordinator/grant.rs.
         if sums_valid_until <= now or limit ~= sums_limit then
@@ -816,19 +931,23 @@ for i = 2, #KEYS do
       kept_until = least_kept + SLACK
     end
     local head = pack(HEAD, count, incarnation, latest_time, generation, fractional_limit,
-      is_recovered, counted_at, vote_count, kept_until, sums_valid_until, sums_next_expiry,
-      sums_limit, sums_exposure, sums_need, sums_used, sums_with_demand, sums_short,
+      is_recovered, counted_at, vote_count, entitled_at, kept_until, sums_valid_until,
+      sums_next_expiry, sums_limit, sums_exposure, sums_need, sums_used, sums_with_demand, sums_short,
       sums_without_share, sums_expiring, sums_fill_level)
     if all_changed then
       write_all(head)
     elseif is_stored then
-      local to = HEAD_BYTES + 4 * at
-      head = head .. sub(stored_head, HEAD_BYTES + 1, to - 4) .. pack('<I', own_demand)
-        .. sub(stored_head, to + 1)
+      if is_entitled then
+        head = head .. pack(formats[count], spread(demand, 1, count))
+      else
+        local to = HEAD_BYTES + 4 * at
+        head = head .. sub(stored_head, HEAD_BYTES + 1, to - 4) .. pack('<I', own_demand)
+          .. sub(stored_head, to + 1)
+      end
       call('HSET', key, 'head', head, name, pack(SHARE_STATE, at, heartbeat_replica,
         own_expires_at, own_confirmed, own_granted, own_in_flight, own_replied_limit,
         heartbeat_incarnation, own_number, own_confirmed_generation, own_granted_generation,
-        own_changed_at, own_earlier_requests_end, own_max_duration, own_vote))
+        own_changed_at, own_earlier_requests_end, own_max_duration, own_vote) .. own_curve)
     else
       call('HSET', key, 'head', head .. sub(stored_head, HEAD_BYTES + 1))
     end

@@ -32,9 +32,10 @@ impl FleetState {
         let replica = &mut self.replicas[at];
         replica.beats += 1;
         let in_flight = Share(replica.ends.len() as u64);
-        let beat = replica
-            .member
-            .next_heartbeat(now, &LoadReport { in_flight, demand: Share(9), vote: None });
+        let beat = replica.member.next_heartbeat(
+            now,
+            &LoadReport { in_flight, demand: Share(9), ..LoadReport::default() },
+        );
         self.post(beat, late);
     }
 
