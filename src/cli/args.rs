@@ -26,7 +26,7 @@ pub use setting_flags::SettingFlags;
 pub use table::{
     TableCommand, TableGetArgs, TableListArgs, TableRowArgs, TableSetArgs, TableUnsetArgs,
 };
-pub use top::{TopArgs, TopFormat, TopWindowArg};
+pub use top::{TopArgs, TopFormat, TopRows, TopWindowArg};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
 #[derive(Parser)]

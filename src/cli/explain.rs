@@ -102,6 +102,12 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
             if let Some(row) = &concurrency_limit.from_table {
                 writeln!(out, "    table     {row}")?;
             }
+            if let Some(class) = &concurrency_limit.class {
+                writeln!(out, "    class     {class}")?;
+            }
+            if let Some(customer) = &concurrency_limit.customer {
+                writeln!(out, "    customer  {customer}")?;
+            }
             print_bucket_state(concurrency_limit, out)?;
         }
         descriptor.budgets.iter().try_for_each(|budget| print_budget(budget, out))?;

@@ -1,22 +1,27 @@
-//! Implements `sluicegate top`: the keys with the most hits of a running fleet, as a live table.
+//! Implements `sluicegate top`: the keys with the most hits of a running fleet, or the classes of the
+//! concurrency limits of a replica, as a live table.
 //!
 //! Guarantees:
 //! - Without a terminal, with `--once` or as JSON, the table is printed once.
-//! - Once, the command waits up to [`FLEET_WAIT`] for the other replicas.
+//! - Once, the command waits up to [`FLEET_WAIT`] for the keys of the other replicas.
 //! - Control characters of a descriptor never reach the terminal.
 //! - A failed read of a live table is shown, and tried again.
 //!
 //! Not covered:
 //! - The width of the terminal: long descriptors are cut after 80 characters.
 
+mod classes;
 mod table;
 
 use std::io::{self, IsTerminal as _};
 use std::thread::sleep;
 use std::time::Duration;
 
-use super::args::{TopArgs, TopFormat};
+use serde::de::DeserializeOwned;
+
+use super::args::{TopArgs, TopFormat, TopRows, TopWindowArg};
 use super::{CommandOutcome, Terminal, admin_client};
+use classes::{ConcurrencyPage, class_table};
 pub(super) use table::printable;
 use table::{TopPage, table};
 
@@ -35,25 +40,26 @@ const CLEAR: &str = "\x1b[H\x1b[2J";
 const ROWS_READ: &str = "100";
 
 pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
+    if args.by == TopRows::Class && args.window.is_some() {
+        return fail("--window counts hits; --by class shows the requests of now", terminal);
+    }
     if args.once || args.format == TopFormat::Json || !io::stdout().is_terminal() {
         return match read_fleet(args) {
             Ok(reply) => print_once(args, &reply, terminal),
             Err(error) => fail(&error, terminal),
         };
     }
-    let mut shown = match read(args) {
-        Ok(TopReply { page, .. }) if page.keys == "off" => return fail(OFF, terminal),
-        Ok(TopReply { page, .. }) => table(&page, args.rows),
+    let mut shown = match read(args).and_then(|reply| reply.page.table(args)) {
+        Ok(table) => table,
         Err(error) => return fail(&error, terminal),
     };
     loop {
         write!(terminal.out, "{CLEAR}{shown}")?;
         terminal.out.flush()?;
         sleep(REFRESH_INTERVAL);
-        shown = match read(args) {
-            Ok(TopReply { page, .. }) => table(&page, args.rows),
-            Err(error) => format!("{error}; retrying\n"),
-        };
+        shown = read(args)
+            .and_then(|reply| reply.page.table(args))
+            .unwrap_or_else(|error| format!("{error}; retrying\n"));
     }
 }
 
@@ -62,7 +68,34 @@ const OFF: &str =
 
 struct TopReply {
     body: Vec<u8>,
-    page: TopPage,
+    page: Page,
+}
+
+enum Page {
+    Keys(TopPage),
+    Classes(ConcurrencyPage),
+}
+
+impl Page {
+    /// Formats the page.
+    ///
+    /// # Errors
+    /// The replica does not count keys.
+    fn table(&self, args: &TopArgs) -> Result<String, String> {
+        match self {
+            Self::Keys(page) if page.keys == "off" => Err(OFF.to_owned()),
+            Self::Keys(page) => Ok(table(page, args.rows)),
+            Self::Classes(page) => Ok(class_table(page, args)),
+        }
+    }
+
+    /// Returns `true` if the page counts all live replicas, or only one by its nature.
+    const fn is_whole(&self) -> bool {
+        match self {
+            Self::Keys(page) => page.live_replicas <= page.replicas,
+            Self::Classes(_) => true,
+        }
+    }
 }
 
 fn print_once(
@@ -74,8 +107,10 @@ fn print_once(
         TopFormat::Json => {
             writeln!(terminal.out, "{}", String::from_utf8_lossy(&reply.body).trim_end())?;
         }
-        TopFormat::Text if reply.page.keys == "off" => return fail(OFF, terminal),
-        TopFormat::Text => write!(terminal.out, "{}", table(&reply.page, args.rows))?,
+        TopFormat::Text => match reply.page.table(args) {
+            Ok(table) => write!(terminal.out, "{table}")?,
+            Err(error) => return fail(&error, terminal),
+        },
     }
     Ok(CommandOutcome::Success)
 }
@@ -89,7 +124,7 @@ fn fail(error: &str, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> 
 fn read_fleet(args: &TopArgs) -> Result<TopReply, String> {
     let mut reply = read(args)?;
     let mut waited = Duration::ZERO;
-    while reply.page.replicas < reply.page.live_replicas && waited < FLEET_WAIT {
+    while !reply.page.is_whole() && waited < FLEET_WAIT {
         sleep(FLEET_POLL);
         waited += FLEET_POLL;
         reply = read(args)?;
@@ -98,11 +133,25 @@ fn read_fleet(args: &TopArgs) -> Result<TopReply, String> {
 }
 
 fn read(args: &TopArgs) -> Result<TopReply, String> {
-    let mut parameters = vec![("window", args.window.word()), ("limit", ROWS_READ)];
-    parameters.extend(args.domain.as_deref().map(|domain| ("domain", domain)));
-    parameters.extend(args.rule.as_deref().map(|path| ("path", path)));
-    let body = admin_client::get_page(&args.server, "top", &parameters)?;
+    match args.by {
+        TopRows::Key => {
+            let window = args.window.unwrap_or(TopWindowArg::Minute);
+            let mut parameters = vec![("window", window.word()), ("limit", ROWS_READ)];
+            parameters.extend(args.domain.as_deref().map(|domain| ("domain", domain)));
+            parameters.extend(args.rule.as_deref().map(|path| ("path", path)));
+            read_page(args, ("top", &parameters), Page::Keys)
+        }
+        TopRows::Class => read_page(args, ("concurrency", &[]), Page::Classes),
+    }
+}
+
+fn read_page<P: DeserializeOwned>(
+    args: &TopArgs,
+    (name, parameters): (&str, &[(&str, &str)]),
+    page_of: fn(P) -> Page,
+) -> Result<TopReply, String> {
+    let body = admin_client::get_page(&args.server, name, parameters)?;
     let page = serde_json::from_slice(&body)
-        .map_err(|error| format!("{}: invalid reply to /top: {error}", args.server))?;
-    Ok(TopReply { body, page })
+        .map_err(|error| format!("{}: invalid reply to /{name}: {error}", args.server))?;
+    Ok(TopReply { body, page: page_of(page) })
 }

@@ -18,7 +18,7 @@ use crate::support::event_receiver::{EventReceiver, Replies};
 use crate::support::waiting::{PATIENCE, until};
 
 const LIMITS: &str = "domain: d\ndescriptors:\n\
-- {key: upstream, concurrency: {limit: 1, mode: local}}\n";
+- {key: upstream, concurrency: {limit: 1, mode: local, classes: {by: tier, up_to: {gold: 100%}}}}\n";
 
 /// An engine whose events are delivered to `receiver`.
 fn start(receiver: &EventReceiver) -> (Arc<Engine>, EventDrain) {
@@ -93,5 +93,6 @@ fn a_rejection_by_a_concurrency_limit_is_an_event() {
     assert_eq!(subject, "d.upstream");
     assert_eq!(data["descriptors"], json!([[{"key": "upstream", "value": "checkout"}]]));
     assert_eq!(data["reason"], "concurrency_limit_reached");
+    assert_eq!(data["class"], "gold");
     assert_eq!((&data["in_flight"], &data["queued"]), (&json!(1), &json!(0)));
 }

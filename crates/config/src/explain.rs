@@ -142,7 +142,7 @@ pub fn explain(
     now: Nanos,
 ) -> Explanation {
     let tree = config.domains.get(domain).map(|domain| &domain.tree);
-    let context = ExplainContext { config, domain, hits, now };
+    let context = ExplainContext { config, domain, check: descriptors, hits, now };
     let walks =
         descriptors.iter().map(|entries| (entries, tree.map(|tree| tree.trace_lookup(entries))));
     let walks: Vec<_> = walks.collect();
@@ -198,6 +198,7 @@ impl DescriptorExplanation {
 struct ExplainContext<'q> {
     config: &'q Config,
     domain: &'q str,
+    check: &'q [Vec<(&'q str, &'q str)>],
     hits: Hits,
     now: Nanos,
 }
@@ -224,7 +225,7 @@ impl ExplainContext<'_> {
             rule: limits.next(),
             more_limits: limits.collect(),
             concurrency: trace.and_then(|walk| walk.concurrency_limit).map(|limit| {
-                concurrency::explain_concurrency(self.config, limit, entries, self.now)
+                concurrency::explain_concurrency(self.config, limit, entries, self.check, self.now)
             }),
             budgets,
         }

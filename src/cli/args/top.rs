@@ -15,9 +15,12 @@ pub struct TopArgs {
     /// Admin port of a replica, which shows the hits of its fleet.
     #[arg(long, default_value = LOCAL_ADMIN_PORT, value_name = "URL")]
     pub server: String,
-    /// Window in which hits are counted.
-    #[arg(long, value_enum, default_value_t = TopWindowArg::Minute)]
-    pub window: TopWindowArg,
+    /// Rows of the table.
+    #[arg(long, value_enum, default_value_t = TopRows::Key)]
+    pub by: TopRows,
+    /// Window in which hits are counted: minute by default. Only with `--by key`.
+    #[arg(long, value_enum)]
+    pub window: Option<TopWindowArg>,
     /// Show only this domain.
     #[arg(long)]
     pub domain: Option<String>,
@@ -30,9 +33,18 @@ pub struct TopArgs {
     /// Print the table once and exit, as if the output were no terminal.
     #[arg(long)]
     pub once: bool,
-    /// Output format. JSON is the reply of the admin page `/top`, printed once.
+    /// Output format. JSON is the reply of the admin page `/top`, or `/concurrency`, printed once.
     #[arg(long, value_enum, default_value_t = TopFormat::Text)]
     pub format: TopFormat,
+}
+
+/// The rows of `sluicegate top`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TopRows {
+    /// The keys with the most hits in the fleet.
+    Key,
+    /// The classes of the concurrency limits in use at this replica.
+    Class,
 }
 
 /// The windows of `sluicegate top`.

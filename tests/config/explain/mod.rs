@@ -3,3 +3,4 @@
 mod budgets;
 mod limit_list;
 mod near_miss;
+mod requesters;

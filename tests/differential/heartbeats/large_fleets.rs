@@ -60,7 +60,7 @@ fn name(seat: &ShareState) -> Vec<u8> {
     [double(seat.replica.0), double(seat.incarnation.0)].concat()
 }
 
-fn point_bytes(point: &DemandPoint) -> [u8; 8] {
+fn point_bytes(point: DemandPoint) -> [u8; 8] {
     (u64::from(point.place) | u64::from(point.demand) << 32).to_le_bytes()
 }
 
@@ -88,7 +88,7 @@ fn field(index: u64, share_state: &ShareState) -> Vec<u8> {
         &generations.concat(),
         &instants.concat(),
         &vote_bytes(share_state.vote),
-        &share_state.curve.points().iter().flat_map(point_bytes).collect::<Vec<_>>(),
+        &share_state.curve.points().iter().copied().flat_map(point_bytes).collect::<Vec<_>>(),
     ]
     .concat()
 }

@@ -64,6 +64,26 @@ fn an_operator_sees_who_uses_a_concurrency_limit() {
     let customers = json!([["acme", "1", "3", "0"], [MARKUP, "1", "1", "0"]]);
     assert_eq!(cells(&browser, "customers"), customers);
     save_screenshots(&browser, &[("requesters", "#/concurrency", "acme")]);
+    let top = |more: &[&str]| {
+        let mut command = sluicegate();
+        command.args(["top", "--server", &format!("http://{}", service.admin), "--by", "class"]);
+        let ended =
+            command.args(more).env("SLUICEGATE_ADMIN_TOKEN", "grafana-secret-token").output();
+        let ended = ended.unwrap();
+        let [out, err] = [ended.stdout, ended.stderr].map(|text| String::from_utf8(text).unwrap());
+        (ended.status.code(), out + &err)
+    };
+    let table = "\
+this replica: rejected since its start; in flight and waiting now
+  REJECTED   WAITING IN FLIGHT   PART  LIMIT          CLASS
+         0         0         3      4  shop.upstream  critical
+         0         0         1      2  shop.upstream  batch
+";
+    assert_eq!(top(&[]), (Some(0), table.to_owned()));
+    let none = "no limit with classes is in use at this replica\n";
+    assert_eq!(top(&["--rule", "shop.other"]), (Some(0), none.to_owned()));
+    let (code, error) = top(&["--window", "hour"]);
+    assert!(code == Some(2) && error.contains("--by class shows the requests of now"), "{error}");
     assert_eq!(browser.run("return window.injected ?? 0"), 0);
     assert_eq!(browser.errors(), [""; 0]);
 }

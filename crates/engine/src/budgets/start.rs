@@ -57,7 +57,7 @@ impl Engine {
             BudgetUse::Charge => self.charge(config, &plan, deadline).await?,
         };
         if let BudgetAnswer::Rejected(rejection) = &answer {
-            self.publish_rejected_check(check, rejection);
+            self.publish_rejected_check(check, rejection, None);
         }
         Ok(answer)
     }

@@ -103,15 +103,21 @@ impl Engine {
         let class = limit.requesters.as_ref().and_then(|rule| rule.keys.class_name(check));
         ConcurrencyLimitExceeded { limit: path, class, reason, is_enforced: true, count: 1 }.emit();
         self.count_rejected_key(&config.counters, limit.number, bucket);
-        self.publish_rejected_check(check, rejection);
+        self.publish_rejected_check(check, rejection, class);
     }
 
-    /// Counts, logs and sends the rejection of a check.
-    pub(crate) fn publish_rejected_check(&self, check: &Check<'_>, rejection: &Rejection) {
+    /// Counts, logs and sends the rejection of a check. `class` is its class in the limit, if there is
+    /// one.
+    pub(crate) fn publish_rejected_check(
+        &self,
+        check: &Check<'_>,
+        rejection: &Rejection,
+        class: Option<&str>,
+    ) {
         let (verdict, reasons) = (Verdict::Deny, std::iter::once(rejection.reason));
         CheckDecided { verdict, is_shadowed: false, reasons, near_limit: 0 }.emit();
         self.log_rejection(check, rejection);
-        self.send_rejection(check, rejection);
+        self.send_rejection(check, rejection, class);
     }
 }
 

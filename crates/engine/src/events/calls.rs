@@ -28,8 +28,13 @@ impl Engine {
         self.events.as_ref().is_some_and(|events| events.kinds.denied)
     }
 
-    /// Sends an event for a check that a concurrency limit rejected.
-    pub(crate) fn send_rejection(&self, check: &Check<'_>, rejection: &Rejection) {
+    /// Sends an event for a check of this class that a concurrency limit rejected.
+    pub(crate) fn send_rejection(
+        &self,
+        check: &Check<'_>,
+        rejection: &Rejection,
+        class: Option<&str>,
+    ) {
         let Some(events) = self.events.as_ref().filter(|events| events.kinds.denied) else {
             return;
         };
@@ -48,6 +53,9 @@ impl Engine {
                 data.insert("domain".to_owned(), short_text(check.domain).into());
                 data.insert("descriptors".to_owned(), descriptors.into());
                 data.insert("reason".to_owned(), rejection.reason.as_str().into());
+                if let Some(class) = class {
+                    data.insert("class".to_owned(), class.into());
+                }
                 if let Some(load) = rejection.load {
                     data.insert("in_flight".to_owned(), load.in_flight.into());
                     data.insert("queued".to_owned(), load.waiting.into());

@@ -92,6 +92,7 @@ impl CustomerDemand {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]
+#[serde(into = "Vec<DemandPoint>", try_from = "Vec<DemandPoint>")]
 pub struct DemandCurve {
     points: [DemandPoint; MAX_POINTS],
     len: u8,
@@ -169,6 +170,20 @@ impl DemandCurve {
         let of_class = self.points().iter().skip_while(|point| point.class() < class);
         let points = of_class.take_while(|point| point.class() == class);
         demand_at(points, level)
+    }
+}
+
+impl From<DemandCurve> for Vec<DemandPoint> {
+    fn from(curve: DemandCurve) -> Self {
+        curve.points().to_vec()
+    }
+}
+
+impl TryFrom<Vec<DemandPoint>> for DemandCurve {
+    type Error = &'static str;
+
+    fn try_from(points: Vec<DemandPoint>) -> Result<Self, Self::Error> {
+        Self::new(&points).ok_or("no replica can have this demand")
     }
 }
 

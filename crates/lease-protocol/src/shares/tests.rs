@@ -28,7 +28,7 @@ fn configs() -> impl Strategy<Value = CoordinatorConfig> {
 fn any_curve(seed: u64, count: u64) -> DemandCurve {
     let customer = |number: u64| CustomerDemand {
         class: u8::try_from(number % 3).unwrap(),
-        demand: u32::try_from(seed.rotate_left(7 * number as u32) % (1 << 20)).unwrap(),
+        demand: u32::try_from(seed.wrapping_mul(number) % (1 << 20)).unwrap(),
         weight: 1,
     };
     DemandCurve::of_customers(&mut (0..count % 40).map(customer).collect())

@@ -15,7 +15,7 @@ use crate::kernel::units::Nanos;
 use crate::redis::codec::with_name;
 
 /// The version of the format of values.
-const VALUE_VERSION: u8 = 1;
+const VALUE_VERSION: u8 = 2;
 
 /// The key of a row.
 pub(super) type RowKey = Vec<u8>;

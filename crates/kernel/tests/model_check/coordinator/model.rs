@@ -138,6 +138,7 @@ pub struct FleetState {
     moved: bool,
 }
 
+#[allow(clippy::large_enum_variant, reason = "steps are not stored")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Act {
     Admit(usize),

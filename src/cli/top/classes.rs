@@ -1,0 +1,76 @@
+//! Formats the classes in a reply of `/concurrency` as a table.
+//!
+//! Guarantees:
+//! - Limits with the most requests in flight come first, and the classes of a limit in their order.
+//!
+//! Not covered:
+//! - Other replicas: each one rejects and serves its own requests.
+
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+
+use super::table::printable;
+use crate::cli::args::TopArgs;
+
+/// The reply of `/concurrency`.
+#[derive(Debug, Deserialize)]
+pub(super) struct ConcurrencyPage {
+    limits: Vec<LimitRow>,
+}
+
+#[derive(Debug, Deserialize)]
+struct LimitRow {
+    domain: Option<String>,
+    path: String,
+    requesters: Option<Requesters>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Requesters {
+    classes: Vec<ClassRow>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ClassRow {
+    class: String,
+    part: u64,
+    in_flight: u64,
+    waiting: u64,
+    rejected: u64,
+}
+
+/// Formats the classes of the limits that `args` names.
+pub(super) fn class_table(page: &ConcurrencyPage, args: &TopArgs) -> String {
+    let is_named = |limit: &&LimitRow| args.domain.is_none() || args.domain == limit.domain;
+    let limits = page.limits.iter().filter(is_named);
+    let limits = limits.filter(|limit| args.rule.as_ref().is_none_or(|rule| *rule == limit.path));
+    let rows: Vec<_> = limits
+        .flat_map(|limit| {
+            let classes = limit.requesters.iter().flat_map(|it| &it.classes);
+            classes.map(|class| (printable(&limit.path), class))
+        })
+        .take(args.rows)
+        .collect();
+    if rows.is_empty() {
+        return "no limit with classes is in use at this replica\n".to_owned();
+    }
+    let width = rows.iter().map(|(path, _)| path.chars().count()).max().unwrap_or(0).max(5);
+    let mut text = "this replica: rejected since its start; in flight and waiting now\n".to_owned();
+    line(&mut text, width, ["REJECTED", "WAITING", "IN FLIGHT", "PART", "LIMIT", "CLASS"]);
+    for (path, class) in rows {
+        let [rejected, waiting, in_flight, part] =
+            [class.rejected, class.waiting, class.in_flight, class.part].map(|it| it.to_string());
+        let name = printable(&class.class);
+        line(&mut text, width, [&rejected, &waiting, &in_flight, &part, &path, &name]);
+    }
+    text
+}
+
+fn line(text: &mut String, width: usize, cells: [&str; 6]) {
+    let [rejected, waiting, in_flight, part, limit, class] = cells;
+    let _infallible = writeln!(
+        text,
+        "{rejected:>10} {waiting:>9} {in_flight:>9} {part:>6}  {limit:<width$}  {class}"
+    );
+}
