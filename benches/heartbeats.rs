@@ -4,6 +4,8 @@
 //! - All reports change each heartbeat.
 //! - One report in twenty changes each heartbeat.
 //! - All limits are in use, and unchanged reports are renewed.
+//! - All reports change, and the limits have classes and fair parts: each report has a curve of its
+//!   customers.
 //!
 //! Redis reports its own CPU time (`INFO cpu`), so other load on the machine does not affect it.
 //!
@@ -42,6 +44,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use sluicegate::engine::proxies::{MAX_PEER_RECORDS, MAX_PEER_STREAMS};
+use sluicegate::kernel::concurrency::ClassParts;
+use sluicegate::kernel::coordinator::demand_curve::CustomerDemand;
 use sluicegate::kernel::coordinator::incarnation::IncarnationRecord;
 use sluicegate::kernel::coordinator::message::GrantInUse;
 use sluicegate::kernel::coordinator::{
@@ -86,6 +90,15 @@ fn main() {
     let each = fleet.cost(1, false);
     let (millis, each) = (each * 1e3 * seats / RENEWED.as_secs_f64(), each * 1e6);
     println!("all in use as before: {millis:.0} ms a second (no bound), {each:.1} us a heartbeat");
+    fleet.replicas.iter_mut().for_each(|replica| replica.has_customers = true);
+    fleet.heartbeat(1, true);
+    let each = fleet.cost(1, true);
+    let (millis, each) = (each * 1e3 * seats / period, each * 1e6);
+    println!(
+        "with classes and fair parts: {millis:.0} ms a second (no bound), {each:.1} us a heartbeat"
+    );
+    fleet.replicas.iter_mut().for_each(|replica| replica.has_customers = false);
+    fleet.heartbeat(1, true);
     for (what, every) in [("5 % changing", 20), ("all changing", 1)] {
         beside(&mut fleet, what, every);
     }
@@ -299,6 +312,7 @@ struct Replica {
     life: Option<Incarnation>,
     holds: HashMap<u64, GrantInUse>,
     dice: u64,
+    has_customers: bool,
 }
 
 impl Replica {
@@ -306,7 +320,16 @@ impl Replica {
         let mut client = resp::Client::connect(socket).unwrap();
         let sha = client.call(&["SCRIPT", "LOAD", HEARTBEAT_SCRIPT]).text();
         let (holds, dice) = (HashMap::new(), 42 + member);
-        Self { member: ReplicaId(member), client, sha, number: 0, life: None, holds, dice }
+        Self {
+            member: ReplicaId(member),
+            client,
+            sha,
+            number: 0,
+            life: None,
+            holds,
+            dice,
+            has_customers: false,
+        }
     }
 
     /// Reports the due limits, in as many rounds as a real replica needs.
@@ -351,6 +374,7 @@ impl Replica {
     fn beat(&mut self, ceiling: u64, changing: bool) -> ShareReport {
         self.number += 1;
         let (in_flight, wanted) = if changing { (self.roll(20), self.roll(40)) } else { (3, 3) };
+        let curve = if self.has_customers { self.curve() } else { DemandCurve::EMPTY };
         let said = Heartbeat {
             replica: self.member,
             incarnation: Incarnation(1),
@@ -358,13 +382,24 @@ impl Replica {
             grant_in_use: self.holds.get(&ceiling).copied(),
             in_flight: Share(in_flight),
             demand: Share(wanted),
-            curve: DemandCurve::EMPTY,
+            curve,
             vote: None,
             is_leaving: false,
             is_claimed: false,
         };
         let law = CoordinatorConfig::new(terms(), Share(1), CEILING, CEILING).unwrap();
+        let law = CoordinatorConfig { classes: ClassParts::new(&[100, 80, 50]).unwrap(), ..law };
         ShareReport { bucket: ceiling.to_string().into_bytes().into(), law, heartbeat: said }
+    }
+
+    /// The curve of 30 customers in three classes.
+    fn curve(&mut self) -> DemandCurve {
+        let customer = |number: u64| CustomerDemand {
+            class: (number % 3) as u8,
+            demand: 16 * self.roll(9) as u32,
+            weight: 1,
+        };
+        DemandCurve::of_customers(&mut (0..30).map(customer).collect())
     }
 
     fn roll(&mut self, most: u64) -> u64 {

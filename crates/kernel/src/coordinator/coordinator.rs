@@ -12,7 +12,7 @@
 //! - A grant never raises the sum of all replicas' exposures above the limit.
 //! - Late and duplicated heartbeats change nothing.
 //! - A plain heartbeat costs O(log replicas) if the limit covers all needs, others O(replicas).
-//! - With classes or fair parts, a heartbeat costs O(replicas). With more than 64 replicas, the
+//! - With classes or fair parts, a heartbeat costs O(replicas). With more than 16 replicas, the
 //!   entitlements are computed at most eight times in a heartbeat interval.
 //!
 //! Not covered:
@@ -35,7 +35,7 @@ use crate::units::{Generation, Incarnation, Nanos, Share};
 pub const MAX_SHARE_STATES: usize = 4_096;
 
 /// The largest fleet in which each heartbeat computes all entitlements anew.
-const MAX_EACH_ENTITLED: usize = 64;
+const MAX_EACH_ENTITLED: usize = 16;
 
 /// The coordinator's state of one fleet-wide concurrency limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -8,7 +8,7 @@
 //! Guarantees:
 //! - The requests in flight never exceed the limit.
 //! - Two heartbeat intervals and one permit lifetime after a change, at most 5 % of the permits are
-//!   elsewhere than the oracle gives them. With more than 64 replicas it takes one interval more.
+//!   elsewhere than the oracle gives them. With more than 16 replicas it takes one interval more.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -309,7 +309,7 @@ fn any_customers(dice: &mut Dice, replicas: usize) -> Vec<Customer> {
 fn distances(seed: u64, replicas: usize, limit: u64, has_curves: bool) -> [u64; 2] {
     let mut fleet = FairFleet::new(Dice::new(seed), replicas, limit);
     fleet.has_curves = has_curves;
-    let intervals = if replicas <= 64 { 2 } else { 3 };
+    let intervals = if replicas <= 16 { 2 } else { 3 };
     let killed = replicas / 3;
     [(0, 0), (killed, 4 * HEARTBEAT + LONGEST_REQUEST)].map(|(killed, more)| {
         (0..8 * HEARTBEAT).for_each(|_| fleet.step());

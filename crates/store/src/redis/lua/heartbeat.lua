@@ -48,7 +48,7 @@
 -- - if a share state is added, removed or expires: all share states,
 -- - if the limit changes, votes are counted, or the limit has fewer permits than replicas: all
 --   share states,
--- - if a heartbeat has a curve: all share states with their curves; of more than 64 replicas, only
+-- - if a heartbeat has a curve: all share states with their curves; of more than 16 replicas, only
 --   eight times in a heartbeat interval,
 -- - until the incarnation is settled, and for a new replica: the whole fleet table.
 --
@@ -83,7 +83,7 @@ local FIRST, OTHER, OTHER_FROM, SHARE_STATE_BYTES = '<IddIIII', '<dddddddI', 37,
 local SHARE_STATE = FIRST .. sub(OTHER, 2)
 local INCARNATION = '<dddd'
 -- crates/kernel/src/coordinator/demand_curve.rs and `MAX_EACH_ENTITLED`.
-local LEVELS, UNITS_PER_PERMIT, POINT_BYTES, MAX_EACH_ENTITLED = 134217728, 16, 8, 64
+local LEVELS, UNITS_PER_PERMIT, POINT_BYTES, MAX_EACH_ENTITLED = 134217728, 16, 8, 16
 -- `FAILOVER_LOSS`, crates/kernel/src/coordinator/incarnation.rs, in microseconds; and an instant
 -- before every report.
 local FAILOVER_LOSS, NEVER = 3000000, -2 ^ 52
@@ -344,7 +344,7 @@ for i = 2, #KEYS do
     if (not is_plain or heartbeat_curve ~= '') and not read_all then
       local read, read_others, lists, is_live, count_votes, ahead, priority_class
       local exposure, is_unused, within, scaled, combine
-      local entitlements, class_lines, class_level, demand_at
+      local entitlements, add_lines, class_level, demand_at
 
       function read_all()
         if has_all then return end
@@ -487,29 +487,46 @@ for i = 2, #KEYS do
       function entitle()
         if MAX_EACH_ENTITLED < count and 8 * (now - entitled_at) < timing_heartbeat then return end
         write()
-        local live, points = {}, {}
+        local live, lines = {}, {}
+        for class = 0, #config_classes - 1 do lines[class] = {} end
         for i = 1, count do
           if curve[i] ~= '' and is_live(i) then
             live[#live + 1] = i
-            points[#live] = {unpack('<' .. rep('I', #curve[i] / 4), curve[i])}
+            add_lines(lines, #live, curve[i])
           end
         end
-        for k, share in ipairs(entitlements(points)) do demand[live[k]] = share end
+        for k, share in ipairs(entitlements(lines, #live)) do demand[live[k]] = share end
         own_demand = demand[at]
         entitled_at, sums_valid_until, is_entitled = now, 0, true
       end
 
-      -- crates/kernel/src/coordinator/entitlement.rs. `points` has the places and the demands of
-      -- each curve, in turn.
-      function entitlements(points)
+      -- Adds the levels and the demands of a curve, in turn, to `lines[class][k]`.
+      function add_lines(lines, k, curve)
+        local number = #curve / 4
+        if not formats[number] then formats[number] = '<' .. rep('I', number) end
+        local points, class, line, to = {unpack(formats[number], curve)}, nil, nil, nil
+        for p = 1, number, 2 do
+          local place = points[p]
+          local its = (place - place % LEVELS) / LEVELS
+          if its ~= class then
+            class, line, to = its, {}, 0
+            if lines[class] then lines[class][k] = line end
+          end
+          line[to + 1], line[to + 2] = place % LEVELS, points[p + 1]
+          to = to + 2
+        end
+      end
+
+      -- crates/kernel/src/coordinator/entitlement.rs
+      function entitlements(all_lines, replicas)
         local used, share, all_used = {}, {}, 0
-        for k = 1, #points do used[k], share[k] = 0, 0 end
+        for k = 1, replicas do used[k], share[k] = 0, 0 end
         for class = 0, #config_classes - 1 do
           local percent = string.byte(config_classes, class + 1)
           local part = floor(limit * percent / 100)
           if part < 1 and 0 < limit then part = 1 end
           local left = part * UNITS_PER_PERMIT - all_used
-          local lines = class_lines(points, class)
+          local lines = all_lines[class]
           local level = 0 < left and class_level(lines, left)
           for k, line in pairs(lines) do
             local more = level and demand_at(line, level) or 0
@@ -522,29 +539,13 @@ for i = 2, #KEYS do
         end
         -- `whole_permits`
         local sum, permits, half = 0, {}, UNITS_PER_PERMIT / 2
-        for k = 1, #points do
+        for k = 1, replicas do
           local before = floor((sum + half) / UNITS_PER_PERMIT)
           sum = sum + share[k]
           permits[k] = floor((sum + half) / UNITS_PER_PERMIT) - before
           if permits[k] < 1 and 0 < share[k] then permits[k] = 1 end
         end
         return permits
-      end
-
-      -- Returns the points of one class, without the class, for each replica that has some.
-      function class_lines(points, class)
-        local lines, from, to = {}, class * LEVELS, (class + 1) * LEVELS
-        for k, all in ipairs(points) do
-          local line
-          for p = 1, #all - 1, 2 do
-            if from <= all[p] and all[p] < to then
-              line = line or {}
-              line[#line + 1], line[#line + 2] = all[p] - from, all[p + 1]
-            end
-          end
-          lines[k] = line
-        end
-        return lines
       end
 
       function demand_at(line, level)
