@@ -6,6 +6,7 @@
 //! - A leaked permit fails a test, because each test fills the limit again at its end.
 
 mod endings;
+mod fair_fleet;
 mod faults;
 mod fleet;
 mod outage;

@@ -7,7 +7,7 @@
 //! - Any other report is marked as claimed: the store believes it as far as its own state confirms.
 //! - A proxy that reconnects with requests in flight is claimed for `max_duration`.
 //!
-//! - The classes and customers that a proxy claims get at most twice an equal part of the limit.
+//! - The classes and customers that a proxy claims get at most four equal parts of the limit.
 //!
 //! Not covered:
 //! - The demand in a report: the coordinator divides a limit evenly among those who need more.
@@ -22,6 +22,9 @@ const KEPT_GRANTS: usize = 4;
 /// The largest number of incarnations of a share, in the time for which a share and its requests
 /// last. Each one is a share state in the store for that time.
 const MAX_INCARNATIONS: u32 = 4;
+
+/// The equal parts of a limit that a proxy's claims about its customers get at most.
+const MOST_CLAIMED: u64 = 4;
 
 /// The history of one shared limit at one proxy.
 #[derive(Debug)]
@@ -72,7 +75,7 @@ impl ShareHistory {
         self.start_incarnation(now, report.incarnation).then_some(())?;
         self.update_peaks(now);
         // Only the proxy knows its customers. Its claims must not take the whole limit.
-        let curve = report.curve.at_most(fair.plus(fair));
+        let curve = report.curve.at_most(Share(fair.0.saturating_mul(MOST_CLAIMED)));
         let report = Heartbeat { curve, ..report };
         let known = report.grant_in_use.map(|claimed| self.find(&claimed));
         let is_claimed = now < self.checked_from || known == Some(None);

@@ -54,10 +54,11 @@ struct FaultyFleet {
 }
 
 impl FaultyFleet {
-    fn start() -> Self {
+    fn start(is_fair: bool) -> Self {
+        let fair = if is_fair { ", fair: {by: api_key}" } else { "" };
         let limit = format!(
             "limit: {LIMIT}, queue: {{size: 4, timeout: 100ms}}, max_duration: {MAX_DURATION:?}, \
-             on_store_failure: deny"
+             on_store_failure: deny{fair}"
         );
         let mut fleet = Fleet::start(TIMES, &limit, (COUNT, COUNT));
         let addresses = fleet.services.iter().map(|service| service.grpc).collect();
@@ -162,8 +163,8 @@ fn pause(millis: u64) {
 
 #[test]
 fn random_faults_never_exceed_the_limit() {
-    let scene = FaultyFleet::start();
     let seed = seed();
+    let scene = FaultyFleet::start(seed.is_multiple_of(2));
     std::thread::scope(|scope| {
         let _ends = Ends(&scene.is_over);
         for client in 0..CLIENTS * COUNT {

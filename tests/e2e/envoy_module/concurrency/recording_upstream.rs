@@ -29,6 +29,8 @@ struct UpstreamState {
     times: Mutex<HashMap<u64, RequestTimes>>,
     /// Requests without a response, on open connections.
     in_flight: AtomicUsize,
+    /// The number of requests so far whose response is held.
+    held: AtomicUsize,
     /// The number of held responses that may be sent.
     released: Semaphore,
     requests: AtomicU64,
@@ -64,6 +66,7 @@ impl RecordingUpstream {
         let state = Arc::new(UpstreamState {
             times: Mutex::default(),
             in_flight: AtomicUsize::new(0),
+            held: AtomicUsize::new(0),
             released: Semaphore::new(0),
             requests: AtomicU64::new(0),
         });
@@ -79,6 +82,11 @@ impl RecordingUpstream {
     pub fn new_request(&self, hold: &impl ToString) -> Request {
         let id = self.state.requests.fetch_add(1, SeqCst);
         Request { id, number: id.to_string(), hold: hold.to_string() }
+    }
+
+    /// Returns the number of requests so far whose response is held.
+    pub fn held(&self) -> usize {
+        self.state.held.load(SeqCst)
     }
 
     /// Sends this many held responses, also later ones.
@@ -149,7 +157,10 @@ impl UpstreamState {
     async fn hold(&self, hold: &str) {
         match hold.parse() {
             Ok(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
-            Err(_) => self.released.acquire().await.unwrap().forget(),
+            Err(_) => {
+                self.held.fetch_add(1, SeqCst);
+                self.released.acquire().await.unwrap().forget();
+            }
         }
     }
 }
