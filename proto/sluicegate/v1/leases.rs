@@ -1131,7 +1131,7 @@ pub struct ShareReport {
     #[prost(bool, tag = "8")]
     pub is_leaving: bool,
     /// The demand of the classes and customers. At most 16 points, by class and level. Empty if the limit has neither `classes`
-    /// nor `fair`. They get at most four equal parts of the limit.
+    /// nor `fair`. While others want it, they get at most half of the limit.
     #[prost(message, repeated, tag = "9")]
     pub curve: ::prost::alloc::vec::Vec<DemandPoint>,
 }

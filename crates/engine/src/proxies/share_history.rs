@@ -7,7 +7,8 @@
 //! - Any other report is marked as claimed: the store believes it as far as its own state confirms.
 //! - A proxy that reconnects with requests in flight is claimed for `max_duration`.
 //!
-//! - The classes and customers that a proxy claims get at most four equal parts of the limit.
+//! - The classes and customers that a proxy claims get at most half of the limit, and at most four equal
+//!   parts of it. A proxy that is alone still gets the rest.
 //!
 //! Not covered:
 //! - The demand in a report: the coordinator divides a limit evenly among those who need more.
@@ -75,7 +76,8 @@ impl ShareHistory {
         self.start_incarnation(now, report.incarnation).then_some(())?;
         self.update_peaks(now);
         // Only the proxy knows its customers. Its claims must not take the whole limit.
-        let curve = report.curve.at_most(Share(fair.0.saturating_mul(MOST_CLAIMED)));
+        let parts = Share(fair.0.saturating_mul(MOST_CLAIMED));
+        let curve = report.curve.at_most(parts.min(Share(self.law.max.0 / 2)));
         let report = Heartbeat { curve, ..report };
         let known = report.grant_in_use.map(|claimed| self.find(&claimed));
         let is_claimed = now < self.checked_from || known == Some(None);

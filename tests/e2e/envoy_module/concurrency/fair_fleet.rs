@@ -1,6 +1,6 @@
 //! Classes over a fleet of Envoys: a flood at one of them leaves the permits to the first class.
 //!
-//! Without classes, each Envoy would get half of the limit, because each wants more than that.
+//! Without classes, each Envoy would get a third of the limit, because each wants more than that.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -13,10 +13,16 @@ use crate::support::waiting::{Ends, until};
 
 const LIMIT: usize = 12;
 
+const ENVOYS: usize = 3;
+
+/// The requests of the first class. Two permits are left: an Envoy without entitlement keeps one, and the
+/// other Envoys differ by one.
+const CRITICAL: usize = LIMIT - 2;
+
 /// The clients of the flood.
 const FLOOD: usize = 24;
 
-/// A fleet of two Envoys, which send the class of a request.
+/// A fleet of three Envoys, which send the class of a request.
 fn start() -> Fleet {
     let limit = format!(
         "limit: {LIMIT}, mode: shared, max_duration: 1m, \
@@ -27,8 +33,8 @@ fn start() -> Fleet {
     let mut end_wait = sluicegate();
     end_wait.args(["fleet", "start", "--yes", "--store-url", &fleet.setup.redis.url()]);
     assert!(end_wait.output().unwrap().status.success());
-    for number in 0..2 {
-        let (upstream, service) = (fleet.upstream.address, fleet.services[number].grpc);
+    for number in 0..ENVOYS {
+        let (upstream, service) = (fleet.upstream.address, fleet.services[number % 2].grpc);
         let mut text = fleet.setup.configuration(upstream, service);
         let first = "- - request_headers: {header_name: x-api-key, descriptor_key: api_key}";
         let class = "- - request_headers: {header_name: x-tier, descriptor_key: tier}";
@@ -58,23 +64,23 @@ fn a_flood_of_batch_at_one_envoy_leaves_the_permits_to_critical() {
                 }
             });
         }
-        // A replica without entitlement keeps one permit.
-        for _ in 0..LIMIT - 1 {
-            scope.spawn(|| {
+        for client in 0..CRITICAL {
+            let (fleet, envoy) = (&fleet, 1 + client % 2);
+            scope.spawn(move || {
                 until("a permit for critical", || {
-                    let is_served = send(&fleet, 1, "critical", "until released");
+                    let is_served = send(fleet, envoy, "critical", "until released");
                     if is_served { Ok(()) } else { Err("rejected".to_owned()) }
                 })
                 .unwrap();
             });
         }
         until("permits for critical", || match fleet.upstream.held() {
-            held if held == LIMIT - 1 => Ok(()),
-            held => Err(held.to_string()),
+            held if held == CRITICAL => Ok(()),
+            held => Err(format!("{held}\n{:#}\n{:#}", super::fleet_page(&fleet.services[0]), super::fleet_page(&fleet.services[1]))),
         })
         .unwrap();
         is_over.store(true, Relaxed);
-        fleet.upstream.release(LIMIT - 1);
+        fleet.upstream.release(CRITICAL);
     });
     assert!(fleet.upstream.most_in_flight() <= LIMIT);
 }

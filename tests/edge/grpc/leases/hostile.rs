@@ -14,8 +14,9 @@ use sluicegate_lease_protocol::api::lease_message::Message as Reply;
 use sluicegate_lease_protocol::api::proxy_message::Message;
 use sluicegate_lease_protocol::api::share_reply::{Refusal, Result as Shared};
 use sluicegate_lease_protocol::api::{
-    self, FleetReport, GrantInUse, LimitPermits, PermitAcquire, PermitInUse, PermitReport,
-    ShareReport, ShareRound, limit_permits_result, permit_acquire_result, share_round_result,
+    self, DemandPoint, FleetReport, GrantInUse, LimitPermits, PermitAcquire, PermitInUse,
+    PermitReport, ShareReport, ShareRound, limit_permits_result, permit_acquire_result,
+    share_round_result,
 };
 
 use super::super::super::empty_engine;
@@ -31,6 +32,7 @@ pub(super) const LIMITS: &str = "\
 - {key: shared, concurrency: {limit: 10, mode: shared, max_duration: 60s}}
 - {key: strict, concurrency: {limit: 10, mode: strict, max_duration: 60s}}
 - {key: user, concurrency: {limit: 10, mode: shared, max_duration: 60s}}
+- {key: fair, concurrency: {limit: 10, mode: shared, max_duration: 60s, queue: {size: 9, timeout: 1s}, fair: {by: c}}}
 ";
 
 /// A proxy that sends any report.
@@ -74,22 +76,31 @@ impl Proxy {
         demand: u64,
         in_flight: u64,
     ) -> api::ShareGrant {
+        let bucket = bucket.to_vec();
+        self.send(ShareReport { bucket, in_flight, demand, ..ShareReport::default() }).await
+    }
+
+    async fn send(&mut self, report: ShareReport) -> api::ShareGrant {
         self.number += 1;
-        let report = ShareReport {
-            bucket: bucket.to_vec(),
-            incarnation: 1,
-            number: self.number,
-            grant_in_use: self.grant,
-            in_flight,
-            demand,
-            ..ShareReport::default()
-        };
+        let (number, grant_in_use) = (self.number, self.grant);
+        let report = ShareReport { incarnation: 1, number, grant_in_use, ..report };
         let reply = self.shares(vec![report]).await.remove(0);
         let Some(Shared::Grant(grant)) = reply else { panic!("{reply:?}") };
         let (coordinator_incarnation, generation) =
             (grant.coordinator_incarnation, grant.generation);
         self.grant = Some(GrantInUse { coordinator_incarnation, generation });
         grant
+    }
+
+    /// As [`Proxy::beat`] with much demand, of customers with this curve.
+    async fn claim(&mut self, bucket: &[u8], curve: DemandPoint) -> api::ShareGrant {
+        self.send(ShareReport {
+            bucket: bucket.to_vec(),
+            curve: vec![curve],
+            demand: LIMIT,
+            ..ShareReport::default()
+        })
+        .await
     }
 
     async fn acquires(&mut self, bucket: &[u8], number: u64) -> bool {
@@ -240,6 +251,19 @@ async fn a_proxy_cannot_fill_a_limit_with_incarnations() {
     }
     assert!(granted <= 4, "{granted}");
     assert!(0 < honest.beat(&bucket, LIMIT, 0).await.fair_share);
+}
+
+/// A customer with a tiny part comes before all others, so a proxy claims very many of these.
+#[tokio::test]
+async fn invented_customers_get_at_most_half_of_a_limit() {
+    let (_engine, _served, mut honest, mut hostile) = start().await;
+    let bucket = honest.bucket("fair", "a").await;
+    let (mut own, mut theirs) = (api::ShareGrant::default(), api::ShareGrant::default());
+    for _ in 0..4 {
+        theirs = hostile.claim(&bucket, DemandPoint { class: 0, level: 1, demand: 1 << 20 }).await;
+        own = honest.claim(&bucket, DemandPoint { class: 0, level: 5_120, demand: 80 }).await;
+    }
+    assert_eq!((own.share, theirs.share), (LIMIT / 2, LIMIT / 2));
 }
 
 #[tokio::test]
