@@ -26,6 +26,8 @@ pub(super) struct InFlightState {
     pub(super) class: u8,
     /// The hash of its customer; 0 without one.
     pub(super) customer: u64,
+    /// `true` if the limit has a pace, and requests used it at the admission.
+    pub(super) is_paced: bool,
     deadline: Option<Nanos>,
 }
 
@@ -55,12 +57,19 @@ impl InFlightPermits {
         let deadline = lifetime.map(|lifetime| now.plus(lifetime));
         let in_flight = self.count;
         let Requester { class, customer, .. } = by;
-        let state = InFlightState { admitted_at: now, in_flight, class, customer, deadline };
+        let (admitted_at, is_paced) = (now, false);
+        let state = InFlightState { admitted_at, in_flight, class, customer, is_paced, deadline };
         let permit = self.insert(state);
         if let Some(until) = deadline {
             self.deadlines.set(permit.slot, until);
         }
         permit
+    }
+
+    pub(super) fn mark_paced(&mut self, permit: Permit) {
+        if let Some(state) = self.slot(permit).and_then(|slot| slot.state.as_mut()) {
+            state.is_paced = true;
+        }
     }
 
     pub(super) fn admitted_at(&self, permit: Permit) -> Option<Nanos> {

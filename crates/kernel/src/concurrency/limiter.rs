@@ -23,6 +23,7 @@
 //! - An admission never raises the number of requests in flight above the current limit.
 //! - After the limit falls, admissions resume once enough permits are released.
 //! - No permit stays free while an admissible request waits.
+//! - With a pace, an admission needs a turn (see [`pace`](super::pace)), and no limit applies.
 //! - No arriving request overtakes a waiting one of its class or of an earlier class.
 //! - Every queue ticket ends once: with a permit, a timeout, by a request that displaces it, or with
 //!   a cancellation by the caller.
@@ -32,16 +33,19 @@
 //!
 //! The caller wakes tasks and runs timers. Its clock must be monotonic.
 
+mod config;
+mod event;
 mod requester_use;
 
-use smallvec::SmallVec;
-
-use super::adaptive::{AdaptiveConfig, AdaptiveLimit, FleetShare, LatencySample};
+use super::adaptive::{AdaptiveLimit, LatencySample};
 use super::in_flight::InFlightPermits;
+use super::pace::{Pace, WAKE_DELAY};
 use super::queue::WaitQueue;
 use super::requester::{ClassParts, Requester};
-use super::{OverloadAnswers, Permit, QueueTicket, RequestOutcome, RetryAfterRule};
+use super::{Permit, RequestOutcome};
 use crate::units::Nanos;
+pub use config::{LimiterConfig, QueueConfig};
+pub use event::{AcquireDenial, LimiterEffect, LimiterEffects, LimiterEvent};
 
 /// The longest time for which the limit does not grow after one answer of the backend.
 pub const MAX_GROWTH_PAUSE: Nanos = Nanos::from_secs(60);
@@ -49,133 +53,11 @@ pub const MAX_GROWTH_PAUSE: Nanos = Nanos::from_secs(60);
 /// The shared customer of requests without one, and of all customers beyond `fair_keys`.
 const OTHERS: u64 = u64::MAX;
 
-/// The configuration of one concurrency limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct LimiterConfig {
-    /// The limit in requests; with `adaptive`, its initial value.
-    pub limit: u32,
-    /// The adaptation to latency; `None` keeps the limit at `limit`.
-    pub adaptive: Option<AdaptiveConfig>,
-    /// The queue of waiting requests; `None` denies a request at once when the limit is reached.
-    pub queue: Option<QueueConfig>,
-    /// The part of the limit that each class may fill.
-    pub classes: ClassParts,
-    /// The most customers that are counted apart; further ones, and requests without a customer, count
-    /// as one customer. `None`: the limit does not tell customers apart.
-    pub fair_keys: Option<u32>,
-    /// The answers of the backend that mean overload. The caller classifies each answer by them.
-    pub overloaded_by: OverloadAnswers,
-    /// The effect of a `Retry-After` in such an answer. The caller applies it.
-    pub retry_after: RetryAfterRule,
-}
-
-impl LimiterConfig {
-    /// A constant `limit` without a queue.
-    #[must_use]
-    pub const fn fixed(limit: u32) -> Self {
-        Self {
-            limit,
-            adaptive: None,
-            queue: None,
-            classes: ClassParts::ONE,
-            fair_keys: None,
-            overloaded_by: OverloadAnswers::DEFAULT,
-            retry_after: RetryAfterRule::Ignore,
-        }
-    }
-}
-
-/// The bounds of a queue of waiting requests.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct QueueConfig {
-    /// The largest number of waiting requests.
-    pub size: u32,
-    /// The longest wait of one request.
-    pub timeout: Nanos,
-}
-
-/// An input event of a [`Limiter`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LimiterEvent {
-    /// A request needs a permit. Exactly one of `Admit`, `Queue` and `Deny` is among the effects.
-    Acquire {
-        /// The permit's lifetime; `None` if the request's end is always observed, as for a stream.
-        lifetime: Option<Nanos>,
-        /// The caller's own timeout; the shorter of this and the queue timeout applies.
-        timeout: Nanos,
-        /// Its class and customer.
-        by: Requester,
-    },
-    /// A permit is released.
-    Release {
-        /// The permit to release.
-        permit: Permit,
-        /// The result of the request.
-        outcome: RequestOutcome,
-        /// A measured latency, if the caller has a better one than the time since admission.
-        rtt: Option<Nanos>,
-    },
-    /// The request of a permit with a deadline is still in flight: the permit's lifetime restarts.
-    Renew {
-        /// The permit to renew.
-        permit: Permit,
-        /// The permit's new lifetime.
-        lifetime: Nanos,
-    },
-    /// The caller cancels a waiting request.
-    Cancel(QueueTicket),
-    /// Time has passed. Every event expires overdue permits and tickets; this event does only that.
-    Expire,
-    /// The configuration was reloaded. The adaptive limit keeps its state.
-    Reload(LimiterConfig),
-    /// A new share of this replica in a fleet-wide limit, in permits; `u32::MAX` without a fleet.
-    Share(u32),
-    /// A new share of this replica in a limit that all replicas of the fleet adapt together.
-    FleetShare(FleetShare),
-    /// The backend asks clients to wait. The limit does not grow for this time, at most
-    /// [`MAX_GROWTH_PAUSE`].
-    PauseGrowth(Nanos),
-    /// This replica's share expired: admit no request and time out every waiting request.
-    Fence,
-}
-
-/// An output of a [`Limiter`], which the caller must carry out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum LimiterEffect {
-    /// The arriving request is admitted.
-    Admit(Permit),
-    /// The arriving request waits.
-    Queue(QueueTicket),
-    /// The arriving request is denied.
-    Deny(AcquireDenial),
-    /// A waiting request is admitted.
-    Wake(QueueTicket, Permit),
-    /// A waiting request timed out, or this replica's share expired.
-    TimedOut(QueueTicket),
-    /// A waiting request left the full queue for the arriving one.
-    Displaced(QueueTicket),
-    /// A permit reached its deadline and was released.
-    Expired(Permit),
-    /// The permit or ticket of the event is unknown, so nothing changed.
-    Unknown,
-}
-
-/// The reason for the denial of a request that does not wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum AcquireDenial {
-    /// The limit is reached, and there is no queue or the caller's timeout is zero.
-    LimitReached,
-    /// The limit is reached and the queue is full.
-    QueueFull,
-}
-
-/// The effects in the order in which to carry them out. Two fit without an allocation.
-pub type LimiterEffects = SmallVec<[LimiterEffect; 2]>;
-
 /// One concurrency limit with its permits and its queue.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limiter {
     adaptive: AdaptiveLimit,
+    pace: Option<Pace>,
     share: u32,
     queue_config: Option<QueueConfig>,
     classes: ClassParts,
@@ -192,6 +74,7 @@ impl Limiter {
     pub fn new(config: &LimiterConfig, jitter: u64) -> Self {
         Self {
             adaptive: AdaptiveLimit::new(config.limit, config.adaptive, jitter),
+            pace: config.pace.map(|pace| Pace::new(config.limit, pace)),
             share: u32::MAX,
             queue_config: config.queue,
             classes: config.classes,
@@ -224,6 +107,11 @@ impl Limiter {
                 let known = self.in_flight.renew(permit, now, lifetime);
                 effects.extend((!known).then_some(LimiterEffect::Unknown));
             }
+            LimiterEvent::GiveBack(permit) => {
+                if let Some(pace) = &mut self.pace {
+                    pace.give_back(permit);
+                }
+            }
             LimiterEvent::Cancel(ticket) => {
                 let known = self.queue.remove(ticket);
                 effects.extend((!known).then_some(LimiterEffect::Unknown));
@@ -239,7 +127,11 @@ impl Limiter {
                 self.adaptive.set_fleet_share(now, Some(fleet_share));
             }
             LimiterEvent::PauseGrowth(pause) => {
-                self.adaptive.pause_growth(now.plus(pause.min(MAX_GROWTH_PAUSE)));
+                let ends_at = now.plus(pause.min(MAX_GROWTH_PAUSE));
+                self.adaptive.pause_growth(ends_at);
+                if let Some(pace) = &mut self.pace {
+                    pace.pause_growth(ends_at);
+                }
             }
             LimiterEvent::Fence => {
                 let waiters = std::iter::from_fn(|| self.queue.pop());
@@ -250,10 +142,18 @@ impl Limiter {
         effects
     }
 
-    /// The effective limit: the smaller of the adaptive limit and this replica's share.
+    /// The effective limit: the smaller of the adaptive limit and this replica's share. With a pace, the
+    /// requests per unit.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.adaptive.limit().min(self.share)
+        let limit = self.pace.as_ref().map_or_else(|| self.adaptive.limit(), Pace::rate);
+        limit.min(self.share)
+    }
+
+    /// The pace; `None` if the limit counts requests in flight.
+    #[must_use]
+    pub const fn pace(&self) -> Option<&Pace> {
+        self.pace.as_ref()
     }
 
     /// The number of permits in flight.
@@ -291,12 +191,14 @@ impl Limiter {
         self.in_flight.all()
     }
 
-    /// The instant since which no request is in flight or queued; `None` while one is. A limiter
-    /// that is idle for long may be deleted: only its adaptive state is lost.
+    /// The instant since which no request is in flight or queued, and a turn is due; `None` while one
+    /// is in flight or queued. A limiter that is idle for long may be deleted: only its adaptive state
+    /// is lost.
     #[must_use]
     pub fn idle_since(&self) -> Option<Nanos> {
         let is_idle = self.in_flight.count() == 0 && self.queue.len() == 0;
-        is_idle.then_some(self.last_activity)
+        let next_turn = self.pace.as_ref().map_or(Nanos(0), Pace::next_turn);
+        is_idle.then_some(self.last_activity.max(next_turn))
     }
 
     fn acquire(
@@ -308,8 +210,8 @@ impl Limiter {
     ) {
         self.last_activity = now;
         // Earlier events already admitted the waiting requests of this class and of earlier ones.
-        if self.in_flight.count() < self.part(by.class) {
-            let permit = self.admit(now, lifetime, by);
+        if self.is_admissible(now, by.class) {
+            let permit = self.admit(now, now, lifetime, by);
             return effects.push(LimiterEffect::Admit(permit));
         }
         let Some(queue_config) = self.queue_config.filter(|_| Nanos(0) < timeout) else {
@@ -325,14 +227,34 @@ impl Limiter {
         effects.push(LimiterEffect::Queue(self.queue.push(deadline, lifetime, by)));
     }
 
+    fn is_admissible(&self, now: Nanos, class: u8) -> bool {
+        match &self.pace {
+            Some(pace) => pace.next_turn() <= now,
+            None => self.in_flight.count() < self.part(class),
+        }
+    }
+
     /// Returns the number of requests in flight from which `class` is no longer admitted.
     fn part(&self, class: u8) -> u32 {
         self.classes.part(self.limit(), class)
     }
 
-    fn admit(&mut self, now: Nanos, lifetime: Option<Nanos>, by: Requester) -> Permit {
+    /// Admits a request. Its turn counts from the instant at which it was due, not before `earliest`.
+    fn admit(
+        &mut self,
+        now: Nanos,
+        earliest: Nanos,
+        lifetime: Option<Nanos>,
+        by: Requester,
+    ) -> Permit {
         self.queue.admitted(by);
-        self.in_flight.admit(now, lifetime, by)
+        let permit = self.in_flight.admit(now, lifetime, by);
+        if let Some(pace) = &mut self.pace
+            && pace.take_turn(permit, earliest, now)
+        {
+            self.in_flight.mark_paced(permit);
+        }
+        permit
     }
 
     fn release(
@@ -351,10 +273,20 @@ impl Limiter {
         let rtt = rtt.unwrap_or(now.since(state.admitted_at));
         let sample = LatencySample { ended_at: now, rtt, in_flight: state.in_flight, outcome };
         self.adaptive.record(&sample, self.share);
+        if let Some(pace) = &mut self.pace {
+            pace.record(state.admitted_at, state.is_paced, &sample);
+        }
     }
 
     fn reload(&mut self, config: &LimiterConfig) {
         self.adaptive.reload(config.limit, config.adaptive);
+        self.pace = config.pace.map(|pace| match self.pace.take() {
+            Some(mut before) => {
+                before.reload(config.limit, pace);
+                before
+            }
+            None => Pace::new(config.limit, pace),
+        });
         self.queue_config = config.queue;
         (self.classes, self.fair_keys) = (config.classes, config.fair_keys);
     }
@@ -374,11 +306,12 @@ impl Limiter {
     fn admit_waiting(&mut self, now: Nanos, effects: &mut LimiterEffects) {
         // The parts of later classes are not larger, so none of them is admissible if the first is not.
         while let Some(class) = self.queue.first_class()
-            && self.in_flight.count() < self.part(class)
+            && self.is_admissible(now, class)
             && let Some((ticket, waiter)) = self.queue.pop()
         {
             self.last_activity = now;
-            let permit = self.admit(now, waiter.lifetime, waiter.by);
+            let earliest = now.since(WAKE_DELAY);
+            let permit = self.admit(now, earliest, waiter.lifetime, waiter.by);
             effects.push(LimiterEffect::Wake(ticket, permit));
         }
     }

@@ -46,6 +46,7 @@ mod adaptive;
 mod event_orders;
 mod fair;
 mod limiter;
+mod pace;
 mod permit_registry;
 mod permit_table;
 mod reported_outcome;
