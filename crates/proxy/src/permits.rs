@@ -18,6 +18,13 @@ impl Permits {
         self.0.push(permit);
     }
 
+    /// Notes that the request starts now. Until then, a drop also gives back turns of limits with a
+    /// pace.
+    pub(crate) fn started(mut self) -> Self {
+        self.0.iter_mut().for_each(PermitGuard::start);
+        self
+    }
+
     /// Returns `true` if there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -13,6 +13,7 @@ mod acquire;
 mod fleet;
 mod strict;
 mod strict_permits;
+mod turns;
 
 use std::collections::HashMap;
 
@@ -35,7 +36,10 @@ pub(crate) use strict_permits::AcquireReply;
 use strict_permits::StrictPermits;
 
 #[derive(Debug)]
-pub(crate) struct Bucket(Mutex<BucketState>);
+pub(crate) struct Bucket(Mutex<BucketState>, TurnTimer);
+
+/// Locked by the waiting request that has the timer for the next turn of a limit with a pace.
+type TurnTimer = tokio::sync::Mutex<()>;
 
 #[derive(Debug)]
 struct BucketState {
@@ -77,7 +81,7 @@ impl Bucket {
             waiters,
             is_retired: retired,
         };
-        Self(Mutex::new(state))
+        Self(Mutex::new(state), TurnTimer::default())
     }
 
     /// Applies `event`, wakes or rejects waiting requests, and returns the effects for the caller.
@@ -280,8 +284,13 @@ impl BucketState {
                         follow_ups.extend(self.wake(ticket, permit).into_iter().flat_map(
                             |permit| {
                                 let outcome = RequestOutcome::Ignored;
-                                self.limiter
-                                    .step(now, LimiterEvent::Release { permit, outcome, rtt: None })
+                                let mut effects =
+                                    self.limiter.step(now, LimiterEvent::GiveBack(permit));
+                                effects.extend(self.limiter.step(
+                                    now,
+                                    LimiterEvent::Release { permit, outcome, rtt: None },
+                                ));
+                                effects
                             },
                         ));
                     }

@@ -3,6 +3,8 @@
 //! Guarantees:
 //! - A permit is released at most once. Dropping its guard releases it, except after
 //!   [`PermitGuard::leave_to_deadline`].
+//! - A guard that is dropped before [`PermitGuard::start`] also gives back its turn in a limit with a
+//!   pace.
 
 use std::sync::Arc;
 
@@ -20,6 +22,7 @@ pub struct PermitGuard {
     permit: Permit,
     lifetime: Option<Nanos>,
     clock: Arc<Clock>,
+    is_started: bool,
     is_released: bool,
 }
 
@@ -30,7 +33,12 @@ impl PermitGuard {
         lifetime: Option<Nanos>,
         clock: Arc<Clock>,
     ) -> Self {
-        Self { bucket, permit, lifetime, clock, is_released: false }
+        Self { bucket, permit, lifetime, clock, is_started: false, is_released: false }
+    }
+
+    /// Notes that the request starts now: the permit reached its caller.
+    pub const fn start(&mut self) {
+        self.is_started = true;
     }
 
     /// Releases the permit. `rtt` is the latency of the request, if the caller measured it;
@@ -98,8 +106,13 @@ impl PermitGuard {
 
 impl Drop for PermitGuard {
     fn drop(&mut self) {
-        if !self.is_released {
+        if self.is_released {
+            return;
+        }
+        if self.is_started {
             self.end_permit(RequestOutcome::Ignored.into(), None);
+        } else {
+            self.bucket.give_back(&self.clock, self.permit);
         }
     }
 }

@@ -150,7 +150,7 @@ impl Engine {
         };
         decision.shadow_denied_by = shadow_rejected_by.or(decision.shadow_denied_by);
         let is_denied = decision.verdict == Verdict::Deny;
-        let permits = if is_denied { RequestPermits::default() } else { permits };
+        let permits = if is_denied { RequestPermits::default() } else { permits.started() };
         Ok(AdmissionOutcome::Decided(decision, permits))
     }
 

@@ -12,6 +12,13 @@ use crate::kernel::units::Nanos;
 pub struct RequestPermits(pub(super) SmallVec<[PermitGuard; 1]>);
 
 impl RequestPermits {
+    /// Notes that the request starts now. Until then, a drop also gives back turns of limits with a
+    /// pace.
+    pub(super) fn started(mut self) -> Self {
+        self.0.iter_mut().for_each(PermitGuard::start);
+        self
+    }
+
     /// Releases all permits. `rtt` is the latency of the request, if the caller measured it;
     /// otherwise the time since the acquire counts.
     pub fn release(self, outcome: impl Into<ReportedOutcome>, rtt: Option<Nanos>) {

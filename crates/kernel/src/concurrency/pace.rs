@@ -58,7 +58,7 @@ pub struct Pace {
     rate: u64,
     /// The instant of the newest turn; `None` before the first one.
     last_turn: Option<Nanos>,
-    /// The newest turn's permit and the turn before it, until the turn is given back.
+    /// The permit of the newest turn, and the turn before it.
     newest: Option<(Permit, Option<Nanos>)>,
     decreased_at: Option<Nanos>,
     growth_paused_until: Nanos,
@@ -120,7 +120,9 @@ impl Pace {
 
     /// Gives back the turn of `permit` if it is the newest one.
     pub(super) fn give_back(&mut self, permit: Permit) {
-        if let Some((_, before)) = self.newest.take_if(|(newest, _)| *newest == permit) {
+        if let Some((newest, before)) = self.newest
+            && newest == permit
+        {
             self.last_turn = before;
         }
     }

@@ -256,7 +256,11 @@ fn admission(mut answer: Answer, acquired: AcquiredPermits, wait: WaitSettings) 
         answer.add(RuleAnswer::failed(wait.failure));
     }
     let permits = acquired.permits;
-    if answer.verdict.is_allowed() { Admission { answer, permits } } else { answer.into() }
+    if answer.verdict.is_allowed() {
+        Admission { answer, permits: permits.started() }
+    } else {
+        answer.into()
+    }
 }
 
 /// Returns `true` if the charge was certainly not made, so that it may be made under a newer rule.

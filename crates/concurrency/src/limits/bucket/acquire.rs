@@ -15,7 +15,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::{Bucket, BucketState};
 use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
-use crate::kernel::concurrency::{Permit, QueueTicket, RequestOutcome};
+use crate::kernel::concurrency::{Permit, QueueTicket};
 use crate::kernel::units::Nanos;
 use crate::limits::replica_share::ReplicaShare;
 use crate::limits::reporter::FleetReporter;
@@ -36,6 +36,8 @@ pub(crate) struct QueuedRequest {
     ticket: QueueTicket,
     patience: Nanos,
     permit: oneshot::Receiver<Result<Permit, AcquireDenial>>,
+    /// `true` if the limit has a pace: a wait can end by time.
+    is_paced: bool,
 }
 
 impl Bucket {
@@ -84,7 +86,8 @@ impl Bucket {
         state.waiters.insert(ticket, sender);
         let timeout = state.rules.queue.map_or(patience, |queue| queue.timeout);
         let (patience, clock) = (timeout.min(patience), Arc::clone(clock));
-        QueuedRequest { bucket: Arc::clone(self), clock, ticket, patience, permit }
+        let (bucket, is_paced) = (Arc::clone(self), state.limiter.pace().is_some());
+        QueuedRequest { bucket, clock, ticket, patience, permit, is_paced }
     }
 }
 
@@ -146,8 +149,20 @@ impl BucketState {
 impl QueuedRequest {
     pub(crate) async fn wait_for_permit(mut self) -> Result<Permit, AcquireError> {
         let patience = Duration::from_nanos(self.patience.0);
+        let granted = tokio::time::timeout(patience, &mut self.permit);
+        let granted = if self.is_paced {
+            // Boxed, to keep the future of other limits small.
+            let turns = Box::pin(self.bucket.keep_turns(&self.clock));
+            tokio::select! {
+                biased;
+                granted = granted => granted,
+                never = turns => match never {},
+            }
+        } else {
+            granted.await
+        };
         // If a reload shortens the queue timeout, the limiter ends the wait by dropping the sender.
-        match tokio::time::timeout(patience, &mut self.permit).await {
+        match granted {
             Ok(Ok(permit)) => permit.map_err(|_| AcquireError::QueueFull),
             Ok(Err(_)) | Err(_) => Err(AcquireError::QueueTimeout),
         }
@@ -162,10 +177,7 @@ impl Drop for QueuedRequest {
             state.step(now, LimiterEvent::Cancel(self.ticket));
         } else if let Ok(Ok(permit)) = self.permit.try_recv() {
             // The request was granted a permit, but was canceled before it received the permit.
-            state.step(
-                now,
-                LimiterEvent::Release { permit, outcome: RequestOutcome::Ignored, rtt: None },
-            );
+            state.give_back(now, permit);
         }
     }
 }
