@@ -13,6 +13,7 @@ mod incomplete;
 mod lint;
 mod load;
 mod manifest;
+mod pace;
 mod raw;
 mod recorded;
 mod resolve;

@@ -46,6 +46,21 @@ pub const PROBE_DEPTH: RangeInclusive<Hundredths> = Hundredths(30)..=Hundredths(
 /// The permitted values of `adaptive.increase`.
 pub const INCREASE: RangeInclusive<u32> = 1..=1_000;
 
+/// The longest unit of a paced rate limit, so that its rate is at least 1 per hour.
+pub const MAX_PACE_UNIT: Nanos = Nanos::from_secs(3_600);
+
+/// The largest rate of a paced rate limit, in requests per second.
+pub const MAX_PACE: u32 = 1_000_000;
+
+/// The default of `increase` of a paced rate limit.
+pub const DEFAULT_PACE_INCREASE: u32 = 1;
+
+/// The default of `decrease` of a paced rate limit.
+pub const DEFAULT_PACE_DECREASE: Hundredths = Hundredths(80);
+
+/// The HTTP status of a request that a paced rate limit denies.
+pub const PACE_STATUS: u16 = 429;
+
 /// The default of `fair.max_keys`.
 pub const DEFAULT_FAIR_KEYS: u32 = 10_000;
 

@@ -23,12 +23,12 @@ use super::{Calendar, FallbackMode, Limit, LimitMode, LimitWindow, Rule};
 use crate::kernel::budget::Amount;
 use crate::kernel::concurrency::adaptive::AdaptiveConfig;
 use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
-use crate::kernel::concurrency::{OverloadAnswers, RetryAfterRule};
+use crate::kernel::concurrency::{AdaptivePace, OverloadAnswers, PaceConfig, RetryAfterRule};
 use crate::kernel::coordinator::aggregate::VoteAggregate;
 use crate::kernel::lease::sizer::LeaseSizing;
 use crate::kernel::lease::{LeaseTerms, Overshoot};
 use crate::kernel::rate::Strategy;
-use crate::kernel::units::Hits;
+use crate::kernel::units::{Hits, Unit};
 
 /// A limit of a rule, with the rule's options.
 pub(super) struct LimitText<'r>(pub(super) &'r Rule, pub(super) Option<&'r Limit>);
@@ -198,7 +198,10 @@ impl fmt::Display for ConcurrencyLimit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let LimiterConfig { limit, adaptive, queue: waiting, overloaded_by, retry_after, .. } =
             &self.rules;
-        write!(f, "{limit} in flight")?;
+        match &self.rules.pace {
+            Some(pace) => write_pace(f, *limit, pace)?,
+            None => write!(f, "{limit} in flight")?,
+        }
         if let Some(adaptive) = adaptive {
             write_adaptive(f, adaptive)?;
         }
@@ -232,6 +235,22 @@ impl fmt::Display for ConcurrencyLimit {
         }
         write!(f, ", rejected with {}", self.reject)?;
         f.write_str(if self.shadow { ", shadow" } else { "" })
+    }
+}
+
+/// Formats a pace as `10 per second one by one, aimd from 1 to 500, increase 1, decrease 0.8`.
+fn write_pace(f: &mut fmt::Formatter<'_>, rate: u32, pace: &PaceConfig) -> fmt::Result {
+    let units = [Unit::Second, Unit::Minute, Unit::Hour];
+    match units.into_iter().find(|unit| unit.length() == pace.unit) {
+        Some(unit) => write!(f, "{rate} per {unit}")?,
+        None => write!(f, "{rate} per {}", pace.unit)?,
+    }
+    f.write_str(" one by one")?;
+    match &pace.adaptive {
+        Some(AdaptivePace { min, max, increase, decrease }) => {
+            write!(f, ", aimd from {min} to {max}, increase {increase}, decrease {decrease}")
+        }
+        None => Ok(()),
     }
 }
 

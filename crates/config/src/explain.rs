@@ -363,6 +363,11 @@ fn outcome_sentence(trace: &LookupTrace<'_>) -> String {
         LookupOutcome::NoChildren => {
             format!("no limit: `{node}` has no descriptors for the next entry")
         }
+        LookupOutcome::NoLimit { .. }
+            if trace.concurrency_limit.is_some_and(|limit| limit.rules.pace.is_some()) =>
+        {
+            format!("paced by `{node}`, without counters")
+        }
         LookupOutcome::NoLimit { .. } if trace.concurrency_limit.is_some() => {
             format!("no rate limit: `{node}` has only a concurrency limit")
         }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use super::budget::UsageRules;
 use super::diagnostic::Code;
-use super::raw::Descriptor;
+use super::raw::{Descriptor, RateLimit};
 use super::resolve::findings::{FileFindings, FileSpan};
 use super::settings::nearest;
 use super::tree::pattern::covers;
@@ -58,19 +58,29 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
         findings.add(Code::StarInKey, at, message, fix);
     }
     never_matches::warn_literal_value(raw, at, findings);
-    if raw.rate_limit.is_some() || raw.rate_limits.is_some() || raw.is_incomplete {
+    let pace = raw.rate_limit.as_ref().and_then(RateLimit::pace_field);
+    let counts = raw.rate_limit.is_some() && pace.is_none() || raw.rate_limits.is_some();
+    if counts || raw.is_incomplete {
         return;
     }
+    let has_shadow = raw.concurrency.is_some() || raw.budget.is_some() || pace.is_some();
     let words = [
-        ("shadow_mode", raw.shadow_mode && raw.concurrency.is_none() && raw.budget.is_none()),
+        ("shadow_mode", raw.shadow_mode && !has_shadow),
         // Beside a budget, it is an error.
         ("quota_mode", raw.quota_mode && raw.budget.is_none()),
         ("detailed_metric", raw.detailed_metric),
         ("metadata", raw.metadata.is_some()),
     ];
     for (word, _) in words.into_iter().filter(|&(_, is_set)| is_set) {
-        let message = format!("`{word}` has no effect on a descriptor without `rate_limit`");
-        let fix = "move it to the descriptor with the `rate_limit`: descriptors do not inherit it";
+        let (message, fix) = match pace {
+            Some((field, _)) => {
+                (format!("`{word}` has no effect with `{field}` in `rate_limit`"), "remove it")
+            }
+            None => (
+                format!("`{word}` has no effect on a descriptor without `rate_limit`"),
+                "move it to the descriptor with the `rate_limit`: descriptors do not inherit it",
+            ),
+        };
         findings.add(Code::NoEffect, at, message, fix);
     }
 }

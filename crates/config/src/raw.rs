@@ -21,6 +21,7 @@ mod foreign;
 mod limits_block;
 mod metadata;
 mod names;
+mod pace;
 mod read;
 mod schema;
 mod text_list;
@@ -33,6 +34,7 @@ use super::diagnostic::{Span, Spanned};
 pub use budget::{Budget, Usage};
 pub use calendar::Calendar;
 pub use concurrency::{Adaptive, Classes, Concurrency, Fair, Queue, Reject};
+pub use pace::{AdaptiveRate, Wait};
 pub use read::{InvalidFile, read, source};
 pub use text_list::{TextList, TextMap};
 
@@ -225,6 +227,12 @@ pub struct RateLimit {
     /// For `fixed_window` per day, week, month or year: windows that follow the calendar of a time
     /// zone.
     pub calendar: Option<Calendar>,
+    /// Paces requests, and adapts the rate to the upstream's overload answers. `requests_per_unit` is the
+    /// initial rate. Only for requests whose end is reported, as for `concurrency`.
+    pub adaptive: Option<AdaptiveRate>,
+    /// Paces requests: each waits for its turn. Only for requests whose end is reported, as for
+    /// `concurrency`.
+    pub wait: Option<Wait>,
     /// The column of a table (setting `tables`) with the number of this limit for each id, such as
     /// `customers.api`. An id without a row has `requests_per_unit`.
     #[schemars(schema_with = "schema::table_column")]
@@ -232,4 +240,13 @@ pub struct RateLimit {
     /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.
     #[schemars(schema_with = "schema::text")]
     pub by: Option<Spanned<String>>,
+}
+
+impl RateLimit {
+    /// The field that makes this limit a pace, with its position; `None` if it counts in windows.
+    #[must_use]
+    pub fn pace_field(&self) -> Option<(&'static str, Span)> {
+        let adaptive = self.adaptive.as_ref().map(|block| ("adaptive", block.span));
+        adaptive.or_else(|| self.wait.as_ref().map(|block| ("wait", block.span)))
+    }
 }

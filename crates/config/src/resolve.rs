@@ -27,6 +27,7 @@ pub(crate) mod keywords;
 mod network_field;
 pub(crate) mod overload_answers;
 pub(crate) mod overshoot;
+mod pace_block;
 mod rate_limit_block;
 mod rate_limit_list;
 mod requester_blocks;

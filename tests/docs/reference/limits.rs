@@ -14,11 +14,13 @@ use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
-const BLOCKS: [(&str, &str, &str); 13] = [
+const BLOCKS: [(&str, &str, &str); 15] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
     ("Descriptor", "`descriptors`", "limits.md"),
     ("RateLimit", "`rate_limit`", "limits.md"),
+    ("AdaptiveRate", "`adaptive` of a rate limit", "limits.md"),
+    ("Wait", "`wait`", "limits.md"),
     ("Calendar", "`calendar`", "limits.md"),
     ("Concurrency", "`concurrency`", "guides/limit-requests-in-flight.md"),
     ("Adaptive", "`adaptive`", "guides/adapt-a-limit.md"),

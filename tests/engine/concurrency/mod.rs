@@ -36,6 +36,7 @@ mod adaptive_fleet;
 mod bucket;
 mod fleet;
 mod metrics;
+mod pace;
 pub mod path;
 mod queue_time;
 mod strict;

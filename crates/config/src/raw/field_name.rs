@@ -41,6 +41,7 @@ crate::kernel::named_enum! {
         OnExcess = "on_excess",
         OnStoreFailure = "on_store_failure",
         Calendar = "calendar",
+        Wait = "wait",
         From = "from",
         By = "by",
         TimeZone = "time_zone",
@@ -164,6 +165,7 @@ impl FieldName {
                 | Self::Adaptive
                 | Self::OverloadedBy
                 | Self::Queue
+                | Self::Wait
                 | Self::Reject
                 | Self::Classes
                 | Self::UpTo

@@ -6,8 +6,8 @@
 use super::field_name::FieldName;
 use super::typed::{Block, FieldMap, FieldTarget, ListItem};
 use super::{
-    Adaptive, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair, File, Queue,
-    RateLimit, Reject, Usage,
+    Adaptive, AdaptiveRate, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair,
+    File, Queue, RateLimit, Reject, Usage, Wait,
 };
 use crate::diagnostic::{Span, Spanned};
 
@@ -105,9 +105,21 @@ fields! {
         LeaseHits => lease_hits,
         OnStoreFailure => on_store_failure,
         Calendar => calendar,
+        Adaptive => adaptive,
+        Wait => wait,
         From => from,
         By => by
     }
+    AdaptiveRate (span) {
+        Algorithm => algorithm,
+        Min => min,
+        Max => max,
+        Increase => increase,
+        Decrease => decrease,
+        OverloadedBy => overloaded_by,
+        PausedBy => paused_by
+    }
+    Wait (span, is_incomplete) { AtMost => at_most, Queue => queue }
     Calendar (span, is_incomplete) {
         TimeZone => time_zone,
         StartsOn => starts_on,
@@ -154,6 +166,8 @@ impl Block for Usage {}
 impl Block for Calendar {}
 impl Block for Concurrency {}
 impl Block for Adaptive {}
+impl Block for AdaptiveRate {}
+impl Block for Wait {}
 impl Block for Queue {}
 impl Block for Classes {}
 impl Block for Fair {}

@@ -9,8 +9,8 @@
 use super::field_name::FieldName;
 use super::typed::ListItem as _;
 use super::{
-    Adaptive, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair, File, Queue,
-    RateLimit, Reject, Usage,
+    Adaptive, AdaptiveRate, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair,
+    File, Queue, RateLimit, Reject, Usage, Wait,
 };
 use crate::diagnostic::Spanned;
 
@@ -25,6 +25,9 @@ pub(super) enum LimitsBlock {
     /// One item of the list `replaces`.
     Replaces,
     Calendar,
+    /// `adaptive` of a rate limit.
+    AdaptiveRate,
+    Wait,
     Concurrency,
     Adaptive,
     Queue,
@@ -38,13 +41,15 @@ pub(super) enum LimitsBlock {
 }
 
 impl LimitsBlock {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
         Self::RateLimit,
         Self::Replaces,
         Self::Calendar,
+        Self::AdaptiveRate,
+        Self::Wait,
         Self::Concurrency,
         Self::Adaptive,
         Self::Queue,
@@ -63,6 +68,8 @@ impl LimitsBlock {
             Self::RateLimit => "`rate_limit`",
             Self::Replaces => Spanned::TITLE,
             Self::Calendar => "`calendar`",
+            Self::AdaptiveRate => "`adaptive` of a rate limit",
+            Self::Wait => "`wait`",
             Self::Concurrency => "`concurrency`",
             Self::Adaptive => "`adaptive`",
             Self::Queue => "`queue`",
@@ -83,6 +90,8 @@ impl LimitsBlock {
             Self::RateLimit => RateLimit::FIELD_NAMES,
             Self::Replaces => &[FieldName::Name],
             Self::Calendar => Calendar::FIELD_NAMES,
+            Self::AdaptiveRate => AdaptiveRate::FIELD_NAMES,
+            Self::Wait => Wait::FIELD_NAMES,
             Self::Concurrency => Concurrency::FIELD_NAMES,
             Self::Adaptive => Adaptive::FIELD_NAMES,
             Self::Queue => Queue::FIELD_NAMES,
@@ -108,8 +117,11 @@ impl LimitsBlock {
             FieldName::Replaces => Self::Replaces,
             FieldName::Calendar => Self::Calendar,
             FieldName::Concurrency => Self::Concurrency,
+            FieldName::Adaptive if self == Self::RateLimit => Self::AdaptiveRate,
             FieldName::Adaptive => Self::Adaptive,
-            FieldName::Queue => Self::Queue,
+            FieldName::Wait => Self::Wait,
+            // In `wait`, it is a number.
+            FieldName::Queue if self != Self::Wait => Self::Queue,
             FieldName::Reject => Self::Reject,
             FieldName::Classes => Self::Classes,
             FieldName::Fair => Self::Fair,

@@ -160,6 +160,10 @@ pub(super) fn algorithm(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::ALGORITHMS.iter().map(|&(word, _)| word))
 }
 
+pub(super) fn rate_algorithm(_: &mut SchemaGenerator) -> Schema {
+    one_of(keywords::RATE_ALGORITHMS.iter().map(|&(word, ())| word))
+}
+
 pub(super) fn paused_by(_: &mut SchemaGenerator) -> Schema {
     one_of(keywords::RETRY_AFTER_RULES.iter().map(|&(word, _)| word))
 }

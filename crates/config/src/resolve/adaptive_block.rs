@@ -182,7 +182,7 @@ impl ConcurrencyReader<'_, '_, '_> {
 }
 
 /// Parses a plain decimal number, such as `2`, `1.5` or `0.75`, without rounding.
-fn parse_hundredths(text: &str) -> Option<Hundredths> {
+pub(super) fn parse_hundredths(text: &str) -> Option<Hundredths> {
     let (whole, decimals) = text.split_once('.').unwrap_or((text, "0"));
     let is_number = |digits: &str| {
         !digits.is_empty() && digits.len() <= 6 && digits.bytes().all(|it| it.is_ascii_digit())

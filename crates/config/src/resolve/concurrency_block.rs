@@ -114,17 +114,7 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn overloaded_by(&mut self) -> Option<OverloadAnswers> {
         let list = self.raw.adaptive.as_ref().and_then(|block| block.overloaded_by.as_ref());
-        let Some(list) = list else { return Some(OverloadAnswers::DEFAULT) };
-        match overload_answers::parse(&list.value.0) {
-            Ok(answers) => Some(answers),
-            Err(invalid) => {
-                for overload_answers::InvalidAnswer { item, fix } in invalid {
-                    let message = format!("`overloaded_by: {}` is not an answer", item.value);
-                    self.error(Code::UnknownValue, item.span, message, &fix);
-                }
-                None
-            }
-        }
+        overload_answers::read(list, self.file, self.findings)
     }
 
     fn queue(&mut self, raw: &raw::Queue) -> Option<QueueConfig> {

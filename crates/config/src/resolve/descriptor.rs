@@ -16,6 +16,7 @@ use super::findings::FileSpan;
 use super::from_table::FromFields;
 use super::network_field::{InvalidNetwork, NetworkReader};
 use super::overshoot;
+use super::pace_block::PaceReader;
 use super::rate_limit_block::RateLimitReader;
 use super::rate_limit_list::{RateLimitListReader, limit_name};
 use crate::diagnostic::{Code, Span, Spanned};
@@ -47,7 +48,10 @@ impl DomainReader<'_, '_, '_> {
         if let Some(list) = &raw.rate_limits {
             self.add_rule_with_list(file, node, raw, list);
         } else if let Some(rate_limit) = &raw.rate_limit {
-            self.add_rule(file, node, raw, rate_limit);
+            match rate_limit.pace_field() {
+                Some(_) => self.add_pace(file, node, raw, rate_limit),
+                None => self.add_rule(file, node, raw, rate_limit),
+            }
         }
         node
     }
@@ -199,6 +203,34 @@ impl DomainReader<'_, '_, '_> {
         };
         if let Some(mut limit) = reader.read() {
             let from = FromFields { from: concurrency.from.as_ref(), by: concurrency.by.as_ref() };
+            limit.from = self.table_column(file, node, &from);
+            self.builder.set_concurrency_limit(node, limit);
+        }
+    }
+
+    /// Adds a rate limit with a pace, which is enforced in the place of a concurrency limit.
+    fn add_pace(
+        &mut self,
+        file: usize,
+        node: NodeId,
+        raw: &Descriptor,
+        rate_limit: &raw::RateLimit,
+    ) {
+        let reader = PaceReader {
+            file,
+            raw: rate_limit,
+            shadow: raw.shadow_mode,
+            path: self.builder.path(self.group.domain, node).into(),
+            location: self.findings.line(self.origins[node.index()]).into(),
+            findings: self.findings,
+        };
+        let limit = reader.read();
+        if let (Some((field, span)), Some(_)) = (rate_limit.pace_field(), &raw.concurrency) {
+            let fix = "put the two limits into two rules, with a descriptor for each in the proxy";
+            let at = FileSpan { file, span };
+            self.findings.contradict(at, field, "concurrency", fix);
+        } else if let Some(mut limit) = limit {
+            let from = FromFields { from: rate_limit.from.as_ref(), by: rate_limit.by.as_ref() };
             limit.from = self.table_column(file, node, &from);
             self.builder.set_concurrency_limit(node, limit);
         }

@@ -91,6 +91,9 @@ pub(crate) const ALGORITHMS: &Keywords<AdaptiveAlgorithm> = &[
     ("aimd", AdaptiveAlgorithm::Aimd),
 ];
 
+/// The keywords of `algorithm` in the `adaptive` block of a rate limit.
+pub(crate) const RATE_ALGORITHMS: &Keywords<()> = &[("aimd", ())];
+
 /// The keywords of `paused_by` in an `adaptive` block.
 pub(crate) const RETRY_AFTER_RULES: &Keywords<RetryAfterRule> =
     &[("none", RetryAfterRule::Ignore), ("retry_after", RetryAfterRule::Honour)];

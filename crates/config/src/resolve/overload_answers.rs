@@ -5,27 +5,30 @@
 
 use std::fmt;
 
+use super::findings::{FileFindings, FileSpan};
 use super::keywords::{GRPC_CODES, STATUS_CLASSES, parse_keyword};
-use crate::diagnostic::Spanned;
+use crate::diagnostic::{Code, Spanned};
 use crate::kernel::concurrency::{OverloadAnswers, UpstreamAnswer};
+use crate::raw::TextList;
 
-/// An item that is no answer, and the fix.
-pub(super) struct InvalidAnswer<'r> {
-    pub(super) item: &'r Spanned<String>,
-    pub(super) fix: String,
-}
-
-/// Reads a list, or returns its invalid items.
-pub(super) fn parse(items: &[Spanned<String>]) -> Result<OverloadAnswers, Vec<InvalidAnswer<'_>>> {
-    let mut answers = OverloadAnswers::NONE;
-    let mut invalid = Vec::new();
-    for item in items {
-        match with_item(answers, &item.value) {
-            Some(more) => answers = more,
-            None => invalid.push(InvalidAnswer { item, fix: suggest(&item.value) }),
+/// Reads a list, or the default without one. Returns `None` if an item is no answer.
+pub(super) fn read(
+    list: Option<&Spanned<TextList>>,
+    file: usize,
+    findings: &mut FileFindings<'_>,
+) -> Option<OverloadAnswers> {
+    let Some(list) = list else { return Some(OverloadAnswers::DEFAULT) };
+    let mut answers = Some(OverloadAnswers::NONE);
+    for item in &list.value.0 {
+        let more = with_item(answers.unwrap_or_default(), &item.value);
+        if more.is_none() {
+            let message = format!("`overloaded_by: {}` is not an answer", item.value);
+            let at = FileSpan { file, span: item.span };
+            findings.add(Code::UnknownValue, at, message, suggest(&item.value));
         }
+        answers = answers.and(more);
     }
-    if invalid.is_empty() { Ok(answers) } else { Err(invalid) }
+    answers
 }
 
 fn with_item(answers: OverloadAnswers, item: &str) -> Option<OverloadAnswers> {

@@ -92,6 +92,11 @@ impl RateLimitListReader<'_, '_, '_> {
 
     /// Reads one block, and compares the limit with the `earlier` ones of the list.
     fn read_limit(&mut self, raw: &RateLimit, earlier: &[Limit]) -> Result<Limit, InvalidSetting> {
+        if let Some((field, span)) = raw.pace_field() {
+            let message = format!("`{field}` cannot be combined with `rate_limits`");
+            let fix = "write it in the `rate_limit` of another rule";
+            self.error(Code::Contradiction, span, message, fix)?;
+        }
         let (file, defaults) = (self.file, self.defaults);
         let block = RateLimitReader { file, raw, defaults, findings: self.findings };
         let Some(limit) = block.read()? else {
