@@ -8,7 +8,8 @@ use sluicegate_kernel::concurrency::adaptive::{
 };
 use sluicegate_kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use sluicegate_kernel::concurrency::{
-    ClassParts, ConcurrencyMode, OverloadAnswers, RejectReply, RequesterKeys, RetryAfterRule,
+    AdaptivePace, ClassParts, ConcurrencyMode, OverloadAnswers, PaceConfig, RejectReply,
+    RequesterKeys, RetryAfterRule,
 };
 use sluicegate_kernel::coordinator::ConcurrencyFallback;
 use sluicegate_kernel::coordinator::aggregate::VoteAggregate;
@@ -65,7 +66,7 @@ pub fn concurrency_message(rule: &ConcurrencyRule) -> api::ConcurrencyLimit {
         ConcurrencyFallback::Local => OnFailure::LocalShare,
         ConcurrencyFallback::Allow => OnFailure::Allow,
     };
-    let LimiterConfig { limit, adaptive, queue, overloaded_by, retry_after, .. } = rule.rules;
+    let LimiterConfig { limit, adaptive, pace, queue, overloaded_by, retry_after, .. } = rule.rules;
     let queue_message =
         |QueueConfig { size, timeout }| api::PermitQueue { size, timeout_us: micros(timeout) };
     api::ConcurrencyLimit {
@@ -84,6 +85,7 @@ pub fn concurrency_message(rule: &ConcurrencyRule) -> api::ConcurrencyLimit {
         reject: Some(rejection_message(&rule.reject)),
         shadow: rule.is_shadow,
         requesters: rule.requesters.as_ref().map(|it| requesters_message(it, &rule.rules)),
+        pace: pace.map(pace_message),
     }
 }
 
@@ -123,7 +125,32 @@ fn limiter_config(wire: &api::ConcurrencyLimit) -> Option<LimiterConfig> {
     let classes = requesters.map_or(Some(ClassParts::ONE), class_parts)?;
     let fair_keys = requesters.filter(|it| !it.customer_key.is_empty()).map(|it| it.max_customers);
     let fixed = LimiterConfig::fixed(wire.limit);
-    Some(LimiterConfig { adaptive, queue, classes, fair_keys, overloaded_by, retry_after, ..fixed })
+    let rules = LimiterConfig { adaptive, queue, overloaded_by, retry_after, ..fixed };
+    let pace = match &wire.pace {
+        Some(pace) => Some(pace_config(pace)?),
+        None => None,
+    };
+    Some(LimiterConfig { pace, classes, fair_keys, ..rules })
+}
+
+fn pace_config(wire: &api::Pace) -> Option<PaceConfig> {
+    let adaptive = wire.adaptive.as_ref().map(|adaptive| AdaptivePace {
+        min: adaptive.min,
+        max: adaptive.max,
+        increase: adaptive.increase,
+        decrease: Hundredths(adaptive.decrease_hundredths),
+    });
+    let is_valid = |it: &AdaptivePace| it.min <= it.max && it.decrease <= Hundredths(100);
+    let is_valid = wire.unit_us != 0 && adaptive.as_ref().is_none_or(is_valid);
+    is_valid.then_some(PaceConfig { unit: nanos(wire.unit_us), adaptive })
+}
+
+fn pace_message(PaceConfig { unit, adaptive }: PaceConfig) -> api::Pace {
+    let adaptive = adaptive.map(|AdaptivePace { min, max, increase, decrease }| {
+        let decrease_hundredths = decrease.0;
+        api::AdaptivePace { min, max, increase, decrease_hundredths }
+    });
+    api::Pace { unit_us: micros(unit), adaptive }
 }
 
 fn class_parts(wire: &api::Requesters) -> Option<ClassParts> {

@@ -766,7 +766,7 @@ pub struct ConcurrencyLimit {
     pub bucket: ::prost::alloc::vec::Vec<u8>,
     #[prost(enumeration = "concurrency_limit::Mode", tag = "3")]
     pub mode: i32,
-    /// The limit in requests; with `adaptive`, its initial value.
+    /// The limit in requests; with `adaptive`, its initial value. With `pace`, the initial rate.
     #[prost(uint32, tag = "4")]
     pub limit: u32,
     /// Absent: the limit is constant.
@@ -799,6 +799,9 @@ pub struct ConcurrencyLimit {
     /// The classes and customers of requests. Absent: the limit does not tell requests apart.
     #[prost(message, optional, tag = "15")]
     pub requesters: ::core::option::Option<Requesters>,
+    /// Admits requests by time instead of by the number in flight. Absent: a limit on requests in flight.
+    #[prost(message, optional, tag = "16")]
+    pub pace: ::core::option::Option<Pace>,
 }
 /// Nested message and enum types in `ConcurrencyLimit`.
 pub mod concurrency_limit {
@@ -935,6 +938,29 @@ pub mod concurrency_limit {
             }
         }
     }
+}
+/// The rate at which requests start, one by one. All rates are in requests per unit.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Pace {
+    #[prost(uint64, tag = "1")]
+    pub unit_us: u64,
+    /// Absent: the rate is constant.
+    #[prost(message, optional, tag = "2")]
+    pub adaptive: ::core::option::Option<AdaptivePace>,
+}
+/// The adaptation of a pace to overload answers.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AdaptivePace {
+    #[prost(uint32, tag = "1")]
+    pub min: u32,
+    #[prost(uint32, tag = "2")]
+    pub max: u32,
+    /// The growth in one unit of time.
+    #[prost(uint32, tag = "3")]
+    pub increase: u32,
+    /// The factor of an overload answer: 80 is 0.8.
+    #[prost(uint32, tag = "4")]
+    pub decrease_hundredths: u32,
 }
 /// The entries of a request that tell its class and its customer. They may be in any descriptor; the first one counts.
 #[derive(Clone, PartialEq, ::prost::Message)]

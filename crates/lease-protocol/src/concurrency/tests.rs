@@ -37,6 +37,18 @@ fn adaptive() -> impl Strategy<Value = AdaptiveConfig> {
     )
 }
 
+fn paces() -> impl Strategy<Value = PaceConfig> {
+    let adaptive = (any::<(u32, u32)>(), any::<u32>(), 0_u32..=100).prop_map(
+        |((min, max), increase, decrease)| AdaptivePace {
+            min: min.min(max),
+            max: max.max(min),
+            increase,
+            decrease: Hundredths(decrease),
+        },
+    );
+    (times(), prop::option::of(adaptive)).prop_map(|(unit, adaptive)| PaceConfig { unit, adaptive })
+}
+
 fn overload_answers() -> impl Strategy<Value = OverloadAnswers> {
     (prop::collection::vec(400_u16..600, 0..9), prop::collection::vec(1_u8..17, 0..9)).prop_map(
         |(statuses, codes)| {
@@ -50,10 +62,12 @@ fn overload_answers() -> impl Strategy<Value = OverloadAnswers> {
 fn limiter_configs() -> impl Strategy<Value = LimiterConfig> {
     let queues = (any::<u32>(), times()).prop_map(|(size, timeout)| QueueConfig { size, timeout });
     let retry_after = prop_oneof![Just(RetryAfterRule::Ignore), Just(RetryAfterRule::Honour)];
-    let options = (prop::option::of(adaptive()), prop::option::of(queues));
+    let options =
+        (prop::option::of(adaptive()), prop::option::of(queues), prop::option::of(paces()));
     (any::<u32>(), options, overload_answers(), retry_after).prop_map(
-        |(limit, (adaptive, queue), overloaded_by, retry_after)| LimiterConfig {
+        |(limit, (adaptive, queue, pace), overloaded_by, retry_after)| LimiterConfig {
             adaptive,
+            pace,
             queue,
             overloaded_by,
             retry_after,
@@ -158,7 +172,7 @@ fn classes(percents: &[u32]) -> Vec<api::RequestClass> {
 
 #[test]
 fn limits_with_undefined_values_are_refused() {
-    let broken: [fn(&mut api::ConcurrencyLimit); 12] = [
+    let broken: [fn(&mut api::ConcurrencyLimit); 14] = [
         |limit| limit.mode = 0,
         |limit| limit.on_failure = 9,
         |limit| limit.aggregate = 0,
@@ -171,6 +185,11 @@ fn limits_with_undefined_values_are_refused() {
         |limit| limit.adaptive = Some(api::AdaptiveLimit::default()),
         |limit| limit.requesters.as_mut().unwrap().classes = classes(&[101]),
         |limit| limit.requesters.as_mut().unwrap().classes = classes(&[100, 20, 50]),
+        |limit| limit.pace = Some(api::Pace { unit_us: 0, adaptive: None }),
+        |limit| {
+            let adaptive = Some(api::AdaptivePace { min: 2, max: 1, ..Default::default() });
+            limit.pace = Some(api::Pace { unit_us: 1, adaptive });
+        },
     ];
     assert!(concurrency_rule(&message()).is_some());
     for (index, change) in broken.iter().enumerate() {
