@@ -128,8 +128,13 @@ fn print_bucket_state(
     out: &mut dyn io::Write,
 ) -> io::Result<()> {
     let Some(bucket) = &concurrency_limit.now else { return Ok(()) };
-    let BucketSnapshot { in_flight, waiting, limit, rtt, min_rtt, gradient } = bucket;
-    write!(out, "    now       {in_flight} of {limit} in flight, {waiting} waiting")?;
+    let BucketSnapshot { in_flight, waiting, limit, rate_per_second, rtt, min_rtt, gradient } =
+        bucket;
+    match rate_per_second {
+        Some(rate) => write!(out, "    now       {rate} per second, {in_flight} in flight")?,
+        None => write!(out, "    now       {in_flight} of {limit} in flight")?,
+    }
+    write!(out, ", {waiting} waiting")?;
     if let Some(rtt) = rtt {
         write!(out, ", RTT {rtt}")?;
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use sluicegate::clock::Clock;
 use sluicegate::config::hooks::Hooks;
 use sluicegate::edge::grpc::permits::api::acquire_response::Verdict;
 use sluicegate::edge::grpc::permits::api::permits_client::PermitsClient;
@@ -12,7 +13,10 @@ use sluicegate::edge::grpc::permits::api::{
     RenewRequest, SessionRequest, SessionResponse,
 };
 use sluicegate::edge::health::Readiness;
-use sluicegate::engine::Engine;
+use sluicegate::engine::{DecisionPolicy, Engine};
+use sluicegate::kernel::concurrency::pace::WAKE_DELAY;
+use sluicegate::kernel::units::Nanos;
+use sluicegate::store::memory::{MemoryStore, WhenFull};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
@@ -20,6 +24,7 @@ use tonic::{Code, Request, Streaming};
 
 use super::{Served, served_with};
 use crate::edge::{empty_engine, engine_with_concurrency};
+use crate::support::engine::publish;
 use crate::support::waiting::{PATIENCE, soon};
 
 const ONE: &str = "one-0123456789abcdef";
@@ -56,6 +61,39 @@ fn in_flight(engine: &Engine) -> u64 {
 
 const REJECTS: &str =
     "limit: 1, max_duration: 20s, reject: {status: 503, retry_after: 1500ms, body: busy}";
+
+/// The upstream answers 429 to every third request.
+#[tokio::test]
+async fn acquires_wait_for_their_turns_and_answers_set_the_rate() {
+    let memory = Arc::new(MemoryStore::new(1_000, WhenFull::Deny, [0; 16]));
+    let engine = Engine::new(Clock::system(), memory, DecisionPolicy::default());
+    let engine = Arc::new(engine.with_max_buckets(100, 0));
+    let pace = "- key: k\n  rate_limit: {requests_per_unit: 200, unit: second, \
+                adaptive: {min: 50, decrease: 0.5, overloaded_by: [429]}, \
+                wait: {at_most: 1h, queue: 20}}\n";
+    publish(&engine, "", pace);
+    let (_served, client) = serve(&engine).await;
+    let started_at = engine.clock().steady();
+    let calls = (0..12).map(|number| {
+        let mut client = client.clone();
+        async move {
+            let id = format!("call-{number}-0123456789abcdef");
+            let reply = client.acquire(acquire(&id)).await.unwrap().into_inner();
+            assert!(reply.has_permits, "{reply:?}");
+            let http_status = Some(if number % 3 == 0 { 429 } else { 200 });
+            let answer = Some(Answer { http_status, ..Answer::default() });
+            let release = ReleaseRequest { answer, ..release(&id) };
+            assert!(client.release(release).await.unwrap().into_inner().had_permits);
+        }
+    });
+    futures_util::future::join_all(calls).await;
+    // The rate is at most 200 per second plus the growth of eight successes.
+    let took = engine.clock().steady().since(started_at);
+    assert!(Nanos(11 * 4 * Nanos::MILLI.0).since(WAKE_DELAY) <= took, "{took:?}");
+    let (_, metrics) = engine.concurrency_limits().snapshots().remove(0);
+    assert!(metrics.pace.unwrap() <= 101_000, "{metrics:?}");
+    assert_eq!((metrics.load.in_flight, metrics.load.waiting), (0, 0));
+}
 
 #[tokio::test]
 async fn acquire_enforces_the_limit_and_returns_the_rejection() {

@@ -5,9 +5,9 @@
 //! | fault | failed test |
 //! |---|---|
 
+use std::cell::RefCell;
 use std::pin::Pin;
 use std::task::{Context, Waker};
-use std::time::{Duration, Instant};
 
 use futures_util::future::{join_all, poll_immediate};
 use sluicegate::clock::Clock;
@@ -67,7 +67,7 @@ fn waiting_requests_start_one_by_one_without_any_release() {
         "- key: up\n  rate_limit: {requests_per_unit: 500, unit: second, \
          wait: {at_most: 1h, queue: 100}}\n",
     );
-    let (order, started_at) = (std::cell::RefCell::new(Vec::new()), Instant::now());
+    let (order, started_at) = (RefCell::new(Vec::new()), engine.clock().steady());
     let requests = (0..REQUESTS).map(|number| {
         let (engine, order) = (&engine, &order);
         async move {
@@ -77,10 +77,12 @@ fn waiting_requests_start_one_by_one_without_any_release() {
         }
     });
     let held = block_on(join_all(requests));
-    let least = Duration::from_millis(2) * (REQUESTS - 1) - Duration::from_nanos(WAKE_DELAY.0);
-    assert!(least <= started_at.elapsed(), "{:?}", started_at.elapsed());
+    let took = engine.clock().steady().since(started_at);
+    let intervals = Nanos(2 * Nanos::MILLI.0 * (u64::from(REQUESTS) - 1));
+    assert!(intervals.since(WAKE_DELAY) <= took, "{took:?}");
     assert_eq!(order.into_inner(), (0..REQUESTS).collect::<Vec<_>>());
-    assert_eq!(held.len(), engine.concurrency_limits().totals().in_flight as usize);
+    let in_flight = engine.concurrency_limits().totals().in_flight;
+    assert_eq!((held.len(), in_flight), (60, 60));
 }
 
 #[test]

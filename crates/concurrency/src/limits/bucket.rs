@@ -25,7 +25,8 @@ use crate::kernel::concurrency::limiter::{
     AcquireDenial, LimiterConfig, LimiterEffect, LimiterEffects, LimiterEvent,
 };
 use crate::kernel::concurrency::{
-    Limiter, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RequesterUse, RetryAfterRule,
+    Limiter, Pace, Permit, QueueTicket, ReportedOutcome, RequestOutcome, RequesterUse,
+    RetryAfterRule,
 };
 use crate::kernel::coordinator::ShareTiming;
 use crate::kernel::units::{Nanos, Revision};
@@ -199,7 +200,8 @@ impl Bucket {
         let (in_flight, waiting) =
             (limiter.in_flight(), limiter.queue_len() + state.queue_length());
         let load = BucketLoad { in_flight, waiting, limit: limiter.limit() };
-        BucketMetrics { load, rtt, min_rtt: limiter.adaptive_limit().min_rtt() }
+        let pace = limiter.pace().map(Pace::millis_per_second);
+        BucketMetrics { load, rtt, min_rtt: limiter.adaptive_limit().min_rtt(), pace }
     }
 
     pub(crate) fn requesters(&self, most: usize) -> RequesterUse {

@@ -19,7 +19,8 @@ pub struct BucketLoad {
     pub in_flight: u32,
     /// The number of requests in the queue.
     pub waiting: usize,
-    /// The limit. `u32::MAX` if no concurrency limit covers the bucket any longer.
+    /// The limit; with a pace, the rate in requests per unit. `u32::MAX` if no concurrency limit covers
+    /// the bucket any longer.
     pub limit: u32,
 }
 
@@ -40,6 +41,8 @@ pub struct BucketMetrics {
     pub rtt: Option<Nanos>,
     /// The min RTT (latency without queueing), if the adaptive algorithm has an estimate.
     pub min_rtt: Option<Nanos>,
+    /// The rate of a limit with a pace, in thousandths of a request per second.
+    pub pace: Option<u64>,
 }
 
 impl BucketMetrics {

@@ -40,6 +40,9 @@ pub struct BucketSnapshot {
     pub waiting: u64,
     /// The limit that is in effect; an adaptive limit changes with latency.
     pub limit: u64,
+    /// The rate of a limit with a pace, in requests per second. `limit` is in requests per unit then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_per_second: Option<f64>,
     /// The smoothed latency of successful requests, if it is measured.
     pub rtt: Option<String>,
     /// The latency without queueing, if the algorithm measures it.

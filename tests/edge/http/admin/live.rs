@@ -136,7 +136,7 @@ async fn concurrency_shows_the_limits_in_use() {
     engine.sample_history();
     let expected = json!({"limits": [{
         "domain": "d", "path": "d.up", "limit": 3, "in_flight": 1, "waiting": 0,
-        "rtt_us": null, "min_rtt_us": null, "requesters": null, "fleet": null,
+        "rate_per_second": null, "rtt_us": null, "min_rtt_us": null, "requesters": null, "fleet": null,
         "history": {
             "step_s": 30, "start_unix_s": 36_000, "limit": [3], "in_flight": [1], "waiting": [0],
             "rtt_us": [0],

@@ -6,6 +6,7 @@ mod audit;
 mod budgets;
 mod everything;
 mod live;
+mod pace;
 mod recent;
 mod record;
 

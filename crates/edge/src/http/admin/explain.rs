@@ -5,7 +5,7 @@
 //! - A concurrency limit is shown with its requests in flight.
 //! - A forced decision or boost is shown with its effect and its end.
 
-use super::permits::to_ratio;
+use super::permits::{rate_per_second, to_ratio};
 use crate::config::action::{Action, ActionEffect, ActionTarget};
 use crate::config::descriptor_text::{borrow_entries, parse_entries};
 use crate::config::explain::{BucketSnapshot, DescriptorExplanation, Explanation, FreshDecision};
@@ -149,6 +149,7 @@ fn live_state(metrics: BucketMetrics) -> BucketSnapshot {
         in_flight: metrics.load.in_flight.into(),
         waiting: u64::try_from(metrics.load.waiting).unwrap_or(u64::MAX),
         limit: metrics.load.limit.into(),
+        rate_per_second: metrics.pace.map(rate_per_second),
         rtt: metrics.rtt.map(|time| time.to_string()),
         min_rtt: metrics.min_rtt.map(|time| time.to_string()),
         gradient: metrics.gradient().map(to_ratio),

@@ -45,10 +45,16 @@ fn bucket_json(engine: &Engine, (name, metrics): &(BucketName, BucketMetrics)) -
         "in_flight": metrics.load.in_flight,
         "waiting": metrics.load.waiting,
         "limit": metrics.load.limit(),
+        "rate_per_second": metrics.pace.map(rate_per_second),
         "rtt_us": metrics.rtt.map(|time| time.0 / 1_000),
         "min_rtt_us": metrics.min_rtt.map(|time| time.0 / 1_000),
         "gradient": metrics.gradient().map(to_ratio),
     })
+}
+
+/// Converts a rate from thousandths of a request per second. Saturates at `u32::MAX` thousandths.
+pub(super) fn rate_per_second(thousandths: u64) -> f64 {
+    f64::from(u32::try_from(thousandths).unwrap_or(u32::MAX)) / 1e3
 }
 
 /// Converts a latency gradient from millionths to a ratio: 1 500 000 is 1.5. Saturates at

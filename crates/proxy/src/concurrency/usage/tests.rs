@@ -4,7 +4,7 @@ use super::*;
 
 fn metrics(in_flight: u32, waiting: usize, limit: u32) -> BucketMetrics {
     let load = BucketLoad { in_flight, waiting, limit };
-    BucketMetrics { load, rtt: None, min_rtt: None }
+    BucketMetrics { load, rtt: None, min_rtt: None, pace: None }
 }
 
 const MAX_COUNTED_BUCKETS: usize = 10_000;

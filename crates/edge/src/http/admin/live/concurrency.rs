@@ -2,8 +2,8 @@
 //!
 //! Guarantees:
 //! - At most [`MAX_LIMITS`] limits, those with the most requests in flight first.
-//! - The values of several buckets of a limit are summed; RTTs, classes and customers are those of the
-//!   busiest bucket. `rejected` counts all buckets of the limit.
+//! - The values of several buckets of a limit are summed; rates, RTTs, classes and customers are those of
+//!   the busiest bucket. `rejected` counts all buckets of the limit.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::engine::concurrency::usage::ConcurrencyUsage;
 use crate::engine::concurrency::{RequestersInUse, ShareSnapshot};
 use crate::engine::history::MAX_LIMITS;
+use crate::http::admin::permits::rate_per_second;
 use crate::kernel::units::Nanos;
 
 pub(super) fn concurrency(engine: &Engine) -> Value {
@@ -80,6 +81,7 @@ fn limit_json(engine: &Engine, row: &LimitRow<'_>, share: Option<&FleetShare>) -
         "domain": domain,
         "path": path,
         "limit": usage.limit,
+        "rate_per_second": usage.busiest.and_then(|busiest| busiest.pace).map(rate_per_second),
         "in_flight": usage.in_flight,
         "waiting": usage.waiting,
         "rtt_us": usage.busiest.and_then(|busiest| busiest.rtt).map(micros),

@@ -2,7 +2,7 @@
 
 import { Chart } from "../chart.js";
 import { card, el, linkTo, showText } from "../dom.js";
-import { NONE, compactCount, count, microseconds, percent, plural } from "../format.js";
+import { NONE, compactCount, count, microseconds, percent, plural, rate } from "../format.js";
 import { historyValues } from "../rates.js";
 import { Table, UsedBar } from "../tables.js";
 
@@ -126,7 +126,10 @@ function limitTable() {
       {
         title: "In flight",
         kind: "number",
-        cell: ({ in_flight, limit }) => `${count(in_flight)} of ${count(limit)}`,
+        cell: ({ in_flight, limit, rate_per_second }) =>
+          rate_per_second == null
+            ? `${count(in_flight)} of ${count(limit)}`
+            : `${count(in_flight)}, at ${rate(rate_per_second)}`,
       },
       { title: "Used", key: nameOf, cell: (limit) => bar(limit).element },
       { title: "Queue", kind: "number", cell: ({ waiting }) => count(waiting) },
@@ -143,7 +146,9 @@ function limitTable() {
   const show = (limits) => {
     table.show(limits);
     for (const limit of limits) {
-      const share = limit.limit > 0 ? limit.in_flight / limit.limit : null;
+      // A pace has no largest number in flight.
+      const isPaced = limit.rate_per_second != null;
+      const share = limit.limit > 0 && !isPaced ? limit.in_flight / limit.limit : null;
       bar(limit).show(share, percent(share));
     }
   };
