@@ -4,6 +4,15 @@
 //!
 //! | fault | failed test |
 //! |---|---|
+//! | fields of counters are ignored | `fields_that_count_in_windows_are_refused` |
+//! | any unit is allowed | `values_without_a_meaning_are_refused` |
+//! | any rate is allowed, or any initial rate | the same |
+//! | `max` is 1000 with a larger initial rate | `each_block_alone_makes_a_pace` |
+//! | a denial has status 503 | `pace_fields_become_parameters_of_a_local_limit` |
+//! | shadow mode is lost | `shadow_mode_applies_to_a_pace` |
+//! | the block `concurrency` hides the pace | `a_pace_beside_other_limits_of_its_rule_is_refused` |
+//! | a list may contain a pace | the same |
+//! | options of counters cause no warning | `options_of_counters_have_no_effect_on_a_pace` |
 
 use sluicegate::config::concurrency::{ConcurrencyLimit, ConcurrencyMode};
 use sluicegate::kernel::concurrency::adaptive::Hundredths;

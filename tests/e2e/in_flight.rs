@@ -6,6 +6,7 @@
 //! - Every way to end a request releases its permit.
 
 mod ext_authz;
+mod pace;
 mod releases;
 mod rls_filters;
 

@@ -10,6 +10,7 @@ mod fair_fleet;
 mod faults;
 mod fleet;
 mod outage;
+mod pace;
 mod queue;
 mod random_faults;
 mod recording_upstream;

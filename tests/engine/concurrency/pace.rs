@@ -4,6 +4,10 @@
 //!
 //! | fault | failed test |
 //! |---|---|
+//! | the timer admits nobody, or sleeps too long | `waiting_requests_start_one_by_one_without_any_release` |
+//! | the timer stays with a request that left | `another_request_takes_over_the_timer_of_a_canceled_one` |
+//! | a turn is not given back | `a_canceled_request_passes_its_turn_to_the_next` |
+//! | a drop never gives back a turn, or always | `a_denied_request_gives_back_its_turn` |
 
 use std::cell::RefCell;
 use std::pin::Pin;

@@ -9,6 +9,15 @@
 //! | queue: a timeout is one tick late | the same |
 //! | permits: a deadline is one tick late | the same |
 //! | permits: a reused slot accepts old permits | `reused_slot_does_not_accept_its_old_permit` |
+//! | pace: an interval is rounded down | `success_adds_increase_by_rate_and_overload_multiplies` |
+//! | pace: unused turns are credit | `a_constant_rate_admits_one_request_an_interval` |
+//! | pace: a late wake moves later turns | `a_late_wake_delays_no_later_turn` |
+//! | pace: each overload answer decreases | `one_congestion_event_decreases_the_rate_once` |
+//! | pace: unused rate grows | `rate_grows_only_by_requests_that_use_half_of_it` |
+//! | pace: a shorter pause replaces a longer one | `rate_does_not_grow_while_the_backend_asks_to_wait` |
+//! | pace: any turn can be given back, or none | `newest_turn_can_be_given_back_and_no_other` |
+//! | pace: a reload loses the rate | `reload_keeps_turns_and_the_learned_rate` |
+//! | pace: an idle limiter forgets its turn | `a_limiter_is_not_idle_before_its_next_turn` |
 //! | registry: no bound per source | `full_table_refuses_early_releases_and_evicts_none` |
 //! | registry: early releases are ignored | `an_early_release_ends_its_acquire_once` |
 //! | the same | `no_order_of_events_leaks_a_permit` |

@@ -8,6 +8,10 @@ mod model;
 #[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
 mod refusals;
 
+#[path = "../../../../../benches/paced_egress/pace.rs"]
+#[allow(clippy::cast_possible_truncation, clippy::cast_precision_loss, clippy::cast_sign_loss)]
+mod pace;
+
 use model::{Played, Shock};
 use sluicegate_kernel::concurrency::adaptive::AdaptiveAlgorithm;
 
@@ -86,4 +90,20 @@ fn baseline_algorithms_match_their_known_results() {
         assert!((of(Played::goodput) - goodput).abs() < 0.1, "{}", of(Played::goodput));
         assert!((of(Played::limited) - limited).abs() < 0.01, "{}", of(Played::limited));
     }
+}
+
+/// The pace sees only the failed requests, the source's AIMD the latency of all.
+#[test]
+fn pace_answers_more_and_fails_less_than_the_sources_aimd() {
+    let traces: Vec<_> = (0..200).map(model::generated).collect();
+    let play = |player: &dyn Fn(&[Shock]) -> Played| {
+        traces.iter().map(|trace| player(trace)).collect::<Vec<_>>()
+    };
+    let ours = play(&|trace| pace::in_the_model(trace, pace::CHOSEN));
+    let theirs = play(&model::source_aimd);
+    let answered = model::ratio(&ours, &theirs);
+    assert!(1.05 <= answered.mean - 2.0 * answered.error, "{answered:?}");
+    let failed =
+        |played: &[Played]| model::mean(&played.iter().map(|it| it.refused()).collect::<Vec<_>>());
+    assert!(failed(&ours).mean <= 0.75 * failed(&theirs).mean);
 }
