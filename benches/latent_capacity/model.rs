@@ -18,7 +18,7 @@ const BASE: f64 = 20.0;
 const THETA: f64 = 0.05;
 const SIGMA: f64 = 0.2;
 const NOISE: f64 = 0.1;
-const FAILS_ABOVE: f64 = 1.5;
+pub const FAILS_ABOVE: f64 = 1.5;
 const STEPS: usize = 300;
 const RECORDED: &str = include_str!("noise.csv");
 
