@@ -57,7 +57,8 @@ const OTHERS: u64 = u64::MAX;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Limiter {
     adaptive: AdaptiveLimit,
-    pace: Option<Pace>,
+    /// Boxed, to keep the limiters without one small.
+    pace: Option<Box<Pace>>,
     share: u32,
     queue_config: Option<QueueConfig>,
     classes: ClassParts,
@@ -74,7 +75,7 @@ impl Limiter {
     pub fn new(config: &LimiterConfig, jitter: u64) -> Self {
         Self {
             adaptive: AdaptiveLimit::new(config.limit, config.adaptive, jitter),
-            pace: config.pace.map(|pace| Pace::new(config.limit, pace)),
+            pace: config.pace.map(|pace| Box::new(Pace::new(config.limit, pace))),
             share: u32::MAX,
             queue_config: config.queue,
             classes: config.classes,
@@ -146,14 +147,14 @@ impl Limiter {
     /// requests per unit.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        let limit = self.pace.as_ref().map_or_else(|| self.adaptive.limit(), Pace::rate);
+        let limit = self.pace().map_or_else(|| self.adaptive.limit(), Pace::rate);
         limit.min(self.share)
     }
 
     /// The pace; `None` if the limit counts requests in flight.
     #[must_use]
-    pub const fn pace(&self) -> Option<&Pace> {
-        self.pace.as_ref()
+    pub fn pace(&self) -> Option<&Pace> {
+        self.pace.as_deref()
     }
 
     /// The number of permits in flight.
@@ -197,7 +198,7 @@ impl Limiter {
     #[must_use]
     pub fn idle_since(&self) -> Option<Nanos> {
         let is_idle = self.in_flight.count() == 0 && self.queue.len() == 0;
-        let next_turn = self.pace.as_ref().map_or(Nanos(0), Pace::next_turn);
+        let next_turn = self.pace().map_or(Nanos(0), Pace::next_turn);
         is_idle.then_some(self.last_activity.max(next_turn))
     }
 
@@ -285,7 +286,7 @@ impl Limiter {
                 before.reload(config.limit, pace);
                 before
             }
-            None => Pace::new(config.limit, pace),
+            None => Box::new(Pace::new(config.limit, pace)),
         });
         self.queue_config = config.queue;
         (self.classes, self.fair_keys) = (config.classes, config.fair_keys);

@@ -37,7 +37,7 @@ pub struct ConcurrencyGauges {
 
 /// A strict limit applies to the fleet, but the metric shows this replica's part.
 const LIMIT_HELP: &str = "The largest number of requests in flight; \
-    of a strict limit, this replica's part, by concurrency limit";
+    of a strict limit, this replica's part; of a pace, its rate per unit, by concurrency limit";
 
 type CountField = fn(&ConcurrencyGauges) -> u64;
 
