@@ -79,11 +79,11 @@ impl UsageMeter {
         match event {
             LimiterEvent::Acquire { by, .. } => {
                 self.arrived += 1;
-                if limiter.distinguishes_requesters() {
-                    self.requesters.count(limiter.known(by));
-                }
                 let refused = effects.iter().any(|effect| matches!(effect, LimiterEffect::Deny(_)));
                 self.refused += u64::from(refused);
+                if limiter.distinguishes_requesters() {
+                    self.requesters.count(limiter.known(by), refused);
+                }
             }
             LimiterEvent::Release { outcome, .. } if !effects.contains(&LimiterEffect::Unknown) => {
                 self.ended += 1;

@@ -69,6 +69,24 @@ impl DemandPoint {
     }
 }
 
+impl DemandPoint {
+    /// Returns the point of the line from `before` to this point at which the demand reaches `most`; this
+    /// point if it does not.
+    fn cut(self, before: Self, most: u32) -> Option<Self> {
+        let (rise, length) = (
+            self.demand.saturating_sub(before.demand),
+            self.level().saturating_sub(before.level()),
+        );
+        let part = u64::from(most.saturating_sub(before.demand)).saturating_mul(length.into());
+        let along = part.div_ceil(u64::from(rise).max(1));
+        if self.demand <= most {
+            return Some(self);
+        }
+        let level = u64::from(before.level()).saturating_add(along);
+        Self::new(self.class(), bounded(level, self.level()), most)
+    }
+}
+
 /// The demand of one customer in one class, at one replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CustomerDemand {
@@ -81,6 +99,13 @@ pub struct CustomerDemand {
 }
 
 impl CustomerDemand {
+    /// Lowers the demand to what the customer gets at the largest level. Else its line would be too steep.
+    fn bound(&mut self) {
+        let weight = u64::from(self.weight.max(1));
+        let most = weight.saturating_mul(MOST_LEVEL.into()) / LEVELS_PER_UNIT;
+        self.demand = self.demand.min(bounded(most, MOST_DEMAND));
+    }
+
     /// The level at which the customer gets all of its demand.
     fn level(&self) -> u32 {
         let level = u64::from(self.demand).saturating_mul(LEVELS_PER_UNIT);
@@ -123,6 +148,7 @@ impl DemandCurve {
     #[must_use]
     pub fn of_customers(customers: &mut Vec<CustomerDemand>) -> Self {
         customers.retain(|one| 0 < one.demand);
+        customers.iter_mut().for_each(CustomerDemand::bound);
         customers.sort_unstable_by_key(|one| (one.class, one.level()));
         let classes = customers.chunk_by(|one, next| one.class == next.class);
         let all: Vec<DemandPoint> = classes.flat_map(exact_points).collect();
@@ -151,17 +177,22 @@ impl DemandCurve {
     /// Returns this curve with at most `most` permits of demand, those of the first classes and of the
     /// lowest levels.
     #[must_use]
-    pub fn at_most(mut self, most: Share) -> Self {
+    pub fn at_most(&self, most: Share) -> Self {
         let most = bounded(most.0.saturating_mul(UNITS_PER_PERMIT), MOST_DEMAND);
-        let (mut class, mut before, mut end) = (0, 0_u32, 0);
-        for point in self.points.iter_mut().take(usize::from(self.len)) {
-            if point.class() != class {
-                (class, before) = (point.class(), before.saturating_add(end));
+        let (mut last, mut before) = (DemandPoint::default(), 0_u32);
+        let mut cut = Vec::with_capacity(MAX_POINTS);
+        for point in self.points() {
+            if point.class() != last.class() {
+                before = before.saturating_add(last.demand);
+                last = DemandPoint { place: point.place.saturating_sub(point.level()), demand: 0 };
             }
-            end = point.demand.min(most.saturating_sub(before));
-            point.demand = end;
+            let left = most.saturating_sub(before);
+            if last.demand < left {
+                cut.extend(point.cut(last, left));
+            }
+            last = DemandPoint { demand: point.demand.min(left), ..*point };
         }
-        self
+        Self::new(&cut).unwrap_or_default()
     }
 
     /// Returns the demand of `class` at `level`, in 1/16 permit.

@@ -72,7 +72,7 @@ fn a_curve_of_many_customers_is_close_to_the_exact_one() {
                 );
                 let end = curve.at(class.into(), 1 << 26);
                 assert!(line <= exact, "{line} > {exact}: a line is never above the curve");
-                assert!(exact - line <= end / 50, "{exact} - {line} of {end} at {permits}");
+                assert!(exact - line <= end / 25, "{exact} - {line} of {end} at {permits}");
             }
         }
     }
@@ -96,6 +96,17 @@ fn a_hog_on_one_replica_does_not_win_the_shares() {
     // Twice the weight, twice the part.
     let heavy = [customer(0, 1_000, 2)];
     assert_eq!(shares(&[&heavy, &others], 110, &[100]), [20, 90]);
+}
+
+#[test]
+fn the_largest_demand_has_the_same_part_as_any_other() {
+    let (most, much) =
+        (CustomerDemand { class: 0, demand: u32::MAX, weight: 1 }, customer(0, 1_000, 1));
+    assert_eq!(shares(&[&[most], &[much]], 100, &[100]), [50, 50]);
+    // A bounded curve keeps its slope.
+    let curves = [curve(&[most]).at_most(Share(60)), curve(&[much]).at_most(Share(70))];
+    let shares = entitlements(&curves, Share(100), &ClassParts::ONE);
+    assert_eq!(shares, [Share(50), Share(50)]);
 }
 
 #[test]

@@ -155,12 +155,11 @@ impl UpstreamState {
     }
 
     async fn hold(&self, hold: &str) {
-        match hold.parse() {
-            Ok(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
-            Err(_) => {
-                self.held.fetch_add(1, SeqCst);
-                self.released.acquire().await.unwrap().forget();
-            }
+        if let Ok(millis) = hold.parse() {
+            tokio::time::sleep(Duration::from_millis(millis)).await;
+        } else {
+            self.held.fetch_add(1, SeqCst);
+            self.released.acquire().await.unwrap().forget();
         }
     }
 }
