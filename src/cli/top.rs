@@ -41,7 +41,10 @@ const ROWS_READ: &str = "100";
 
 pub(super) fn top(args: &TopArgs, terminal: &mut Terminal<'_>) -> io::Result<CommandOutcome> {
     if args.by == TopRows::Class && args.window.is_some() {
-        return fail("--window counts hits; --by class shows the requests of now", terminal);
+        return fail(
+            "--window works only with --by key: classes have no window; remove it",
+            terminal,
+        );
     }
     if args.once || args.format == TopFormat::Json || !io::stdout().is_terminal() {
         return match read_fleet(args) {

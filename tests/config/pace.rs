@@ -121,8 +121,12 @@ fn values_without_a_meaning_are_refused() {
         (format!("{second}, adaptive: {{max: 1000001}}"), "`max: 1000001` is too large"),
         ("unit: second, adaptive: {}".to_owned(), "`requests_per_unit: 0` is too small"),
         ("requests_per_unit: 10, adaptive: {}".to_owned(), "`rate_limit` needs a `unit`"),
-        ("unit: day, requests_per_unit: 10, adaptive: {}".to_owned(), "the unit of a pace is"),
-        ("per: 61m, requests_per_unit: 10, adaptive: {}".to_owned(), "the unit of a pace is"),
+        ("unit: day, requests_per_unit: 10, adaptive: {}".to_owned(), "`unit: day` is longer"),
+        ("per: 61m, requests_per_unit: 10, adaptive: {}".to_owned(), "`per: 61m` is longer"),
+        (
+            format!("{second}, from: customers.rate, adaptive: {{}}"),
+            "`from` cannot be combined with `adaptive`",
+        ),
         (
             "per: 1ms, requests_per_unit: 1001, wait: {at_most: 1s, queue: 1}".to_owned(),
             "`requests_per_unit: 1001` is too large",

@@ -17,6 +17,8 @@ use crate::cli::args::TopArgs;
 #[derive(Debug, Deserialize)]
 pub(super) struct ConcurrencyPage {
     limits: Vec<LimitRow>,
+    /// The limits in use that the page leaves out.
+    omitted: u64,
 }
 
 #[derive(Debug, Deserialize)]
@@ -53,10 +55,12 @@ pub(super) fn class_table(page: &ConcurrencyPage, args: &TopArgs) -> String {
         .take(args.rows)
         .collect();
     if rows.is_empty() {
-        return "no limit with classes is in use at this replica\n".to_owned();
+        return format!("no limit with classes{} is in use at this replica\n", filter_text(args))
+            + &omitted_text(page);
     }
     let width = rows.iter().map(|(path, _)| path.chars().count()).max().unwrap_or(0).max(5);
-    let mut text = "this replica: rejected since its start; in flight and waiting now\n".to_owned();
+    let mut text =
+        "this replica: rejected since its start; the rest of the busiest bucket now\n".to_owned();
     line(&mut text, width, ["REJECTED", "WAITING", "IN FLIGHT", "PART", "LIMIT", "CLASS"]);
     for (path, class) in rows {
         let [rejected, waiting, in_flight, part] =
@@ -64,7 +68,23 @@ pub(super) fn class_table(page: &ConcurrencyPage, args: &TopArgs) -> String {
         let name = printable(&class.class);
         line(&mut text, width, [&rejected, &waiting, &in_flight, &part, &path, &name]);
     }
-    text
+    text + &omitted_text(page)
+}
+
+const fn filter_text(args: &TopArgs) -> &'static str {
+    match (&args.domain, &args.rule) {
+        (None, None) => "",
+        (Some(_), None) => " and this --domain",
+        (None, Some(_)) => " and this --rule",
+        (Some(_), Some(_)) => " and this --domain and --rule",
+    }
+}
+
+fn omitted_text(page: &ConcurrencyPage) -> String {
+    match page.omitted {
+        0 => String::new(),
+        omitted => format!("{omitted} limits with fewer requests in flight are not shown\n"),
+    }
 }
 
 fn line(text: &mut String, width: usize, cells: [&str; 6]) {

@@ -21,7 +21,7 @@ fn requester(descriptors: &[Vec<(&str, &str)>]) -> [Option<String>; 2] {
 #[test]
 fn explain_shows_the_class_and_the_customer_of_any_descriptor() {
     let up = vec![("up", "gpu")];
-    let shared = Some("counts as one customer with all unknown ones".to_owned());
+    let shared = Some("shared part of all unknown customers, weight 1".to_owned());
     let class = |text: &str| Some(text.to_owned());
     let found = requester(&[up.clone(), vec![("tier", "critical")], vec![("customer", "acme")]]);
     assert_eq!(found, [class("critical, below 100% of the limit"), shared.clone()], "no rows yet");

@@ -74,16 +74,16 @@ fn an_operator_sees_who_uses_a_concurrency_limit() {
         (ended.status.code(), out + &err)
     };
     let table = "\
-this replica: rejected since its start; in flight and waiting now
+this replica: rejected since its start; the rest of the busiest bucket now
   REJECTED   WAITING IN FLIGHT   PART  LIMIT          CLASS
          0         0         3      4  shop.upstream  critical
          0         0         1      2  shop.upstream  batch
 ";
     assert_eq!(top(&[]), (Some(0), table.to_owned()));
-    let none = "no limit with classes is in use at this replica\n";
+    let none = "no limit with classes and this --rule is in use at this replica\n";
     assert_eq!(top(&["--rule", "shop.other"]), (Some(0), none.to_owned()));
     let (code, error) = top(&["--window", "hour"]);
-    assert!(code == Some(2) && error.contains("--by class shows the requests of now"), "{error}");
+    assert!(code == Some(2) && error.contains("--window works only with --by key"), "{error}");
     assert_eq!(browser.run("return window.injected ?? 0"), 0);
     assert_eq!(browser.errors(), [""; 0]);
 }

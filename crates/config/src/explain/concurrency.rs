@@ -104,5 +104,5 @@ fn customer_text<'v>(
             column.map_or(Some(1), |column| config.tables.weight(column, customer, now))?;
         Some(format!("{customer}, weight {weight}"))
     });
-    Some(known.unwrap_or_else(|| "counts as one customer with all unknown ones".to_owned()))
+    Some(known.unwrap_or_else(|| "shared part of all unknown customers, weight 1".to_owned()))
 }

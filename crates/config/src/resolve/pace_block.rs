@@ -100,6 +100,15 @@ impl PaceReader<'_, '_, '_> {
             let at = FileSpan { file: self.file, span };
             self.findings.contradict(at, other, field, &fix);
         }
+        if let (Some(from), Some(_)) = (&raw.from, &raw.adaptive) {
+            let fix = "remove one of them: an adaptive rate is learned, not read from a table";
+            self.findings.contradict(
+                FileSpan { file: self.file, span: from.span },
+                "from",
+                "adaptive",
+                fix,
+            );
+        }
     }
 
     fn unit(&mut self) -> Option<Nanos> {
@@ -118,7 +127,10 @@ impl PaceReader<'_, '_, '_> {
             WindowReader { file: self.file, fields, findings: self.findings }.window()?.length();
         if MAX_PACE_UNIT < unit {
             let span = raw.per.as_ref().map_or(raw.unit.span, |per| per.span);
-            let message = "the unit of a pace is longer than an hour".to_owned();
+            let message = match &raw.per {
+                Some(per) => format!("`per: {}` is longer than an hour", per.value),
+                None => format!("`unit: {}` is longer than an hour", raw.unit.value),
+            };
             self.error(Code::OutOfRange, span, message, "use `unit: second`, `minute` or `hour`");
             return None;
         }

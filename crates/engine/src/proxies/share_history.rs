@@ -7,8 +7,8 @@
 //! - Any other report is marked as claimed: the store believes it as far as its own state confirms.
 //! - A proxy that reconnects with requests in flight is claimed for `max_duration`.
 //!
-//! - The classes and customers that a proxy claims get at most half of the limit, and at most four equal
-//!   parts of it. A proxy that is alone still gets the rest.
+//! - The claim of a proxy about its customers counts up to half of the limit, and up to four times an equal
+//!   part of it.
 //!
 //! Not covered:
 //! - The demand in a report: the coordinator divides a limit evenly among those who need more.
@@ -76,8 +76,9 @@ impl ShareHistory {
         self.start_incarnation(now, report.incarnation).then_some(())?;
         self.update_peaks(now);
         // Only the proxy knows its customers. Its claims must not take the whole limit.
+        let limit = self.grants[0].map_or(self.law.start, |grant| grant.limit);
         let parts = Share(fair.0.saturating_mul(MOST_CLAIMED));
-        let curve = report.curve.at_most(parts.min(Share(self.law.max.0 / 2)));
+        let curve = report.curve.at_most(parts.min(Share(limit.0 / 2)));
         let report = Heartbeat { curve, ..report };
         let known = report.grant_in_use.map(|claimed| self.find(&claimed));
         let is_claimed = now < self.checked_from || known == Some(None);

@@ -20,7 +20,7 @@
 //! ```
 //!
 //! Guarantees:
-//! - An admission never raises the number of requests in flight above the current limit.
+//! - Without a pace, an admission never raises the number of requests in flight above the current limit.
 //! - After the limit falls, admissions resume once enough permits are released.
 //! - No permit stays free while an admissible request waits.
 //! - With a pace, an admission needs a turn (see [`pace`](super::pace)), and no limit applies.

@@ -46,7 +46,7 @@ pub struct AdaptivePace {
     pub max: u32,
     /// The growth in one unit of time, while the rate is used.
     pub increase: u32,
-    /// The factor of an overload answer, at most 1.
+    /// An overload answer multiplies the rate by this factor, at most 1.
     pub decrease: Hundredths,
 }
 
@@ -108,8 +108,10 @@ impl Pace {
         self.last_turn.map_or(Nanos(0), |last| last.plus(self.interval()))
     }
 
-    /// Takes the turn that is due at `now` for `permit`. The turn counts from the instant at which it was
-    /// due, but not from before `earliest`. Returns `true` if requests use at least half of the rate.
+    /// Takes the turn that is due at `now` for `permit`.
+    ///
+    /// The turn is dated at the instant at which it was due, or at `earliest` if that is later: so a late
+    /// timer does not lower the rate. Returns `true` if requests use at least half of the rate.
     pub(super) fn take_turn(&mut self, permit: Permit, earliest: Nanos, now: Nanos) -> bool {
         let interval = self.interval();
         let is_used = self.last_turn.is_some_and(|last| now <= last.plus(interval).plus(interval));

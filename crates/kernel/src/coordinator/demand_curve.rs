@@ -1,7 +1,7 @@
 //! The demand of one replica's classes and customers, as a curve over the level of a fair part.
 //!
 //! At a *level*, each customer of a class gets its demand, but at most the level times its weight. The
-//! curve of a class is the sum of these parts. It rises less and less, and ends at the whole demand.
+//! curve of a class is the sum of these parts. It is concave, and ends at the whole demand.
 //! A few points of it are reported, with straight lines between them.
 //!
 //! | formula, for customers of weight 1 that could use 2 and 10 permits | worked row |
@@ -27,11 +27,15 @@ pub const MAX_POINTS: usize = 16;
 /// The units of demand in one permit.
 pub const UNITS_PER_PERMIT: u64 = 16;
 
-/// The largest demand, in units: 4,194,303 permits.
+/// The largest demand of a curve, in units: 4,194,303 permits. That of one customer is 131,071 permits for
+/// each unit of its weight.
 pub const MOST_DEMAND: u32 = (1 << 26) - 1;
 
 /// The largest level, in 1/1,024 permit for each unit of weight.
 pub const MOST_LEVEL: u32 = (1 << 27) - 1;
+
+/// The points of a class from which those of the curve are chosen: a report is measured under a lock.
+const MAX_CANDIDATES: usize = 256;
 
 /// The levels of one unit of demand.
 const LEVELS_PER_UNIT: u64 = 1_024 / UNITS_PER_PERMIT;
@@ -99,7 +103,8 @@ pub struct CustomerDemand {
 }
 
 impl CustomerDemand {
-    /// Lowers the demand to what the customer gets at the largest level. Else its line would be too steep.
+    /// Lowers the demand to what the customer gets at the largest level. Otherwise its line would give it
+    /// more than level·weight.
     fn bound(&mut self) {
         let weight = u64::from(self.weight.max(1));
         let most = weight.saturating_mul(MOST_LEVEL.into()) / LEVELS_PER_UNIT;
@@ -144,14 +149,16 @@ impl DemandCurve {
         (is_bounded && is_sorted).then_some(Self { len, ..curve })
     }
 
-    /// Returns the curve of these customers, without those that have no demand. Cost: O(n log n).
+    /// Returns the curve of these customers, without those that have no demand. Cost: O(n log n). Of more
+    /// than 256 different levels in a class, only some are candidates for points.
     #[must_use]
     pub fn of_customers(customers: &mut Vec<CustomerDemand>) -> Self {
         customers.retain(|one| 0 < one.demand);
         customers.iter_mut().for_each(CustomerDemand::bound);
         customers.sort_unstable_by_key(|one| (one.class, one.level()));
         let classes = customers.chunk_by(|one, next| one.class == next.class);
-        let all: Vec<DemandPoint> = classes.flat_map(exact_points).collect();
+        let all: Vec<DemandPoint> =
+            classes.flat_map(|class| thinned(&exact_points(class))).collect();
         let ends = all.chunk_by(|one, next| one.class() == next.class()).filter_map(<[_]>::last);
         let mut kept: Vec<DemandPoint> = ends.copied().collect();
         while kept.len() < MAX_POINTS {
@@ -255,6 +262,12 @@ fn exact_points(customers: &[CustomerDemand]) -> Vec<DemandPoint> {
         points.push(point);
     }
     points
+}
+
+/// Returns at most about [`MAX_CANDIDATES`] of the points of a class, with the last one.
+fn thinned(points: &[DemandPoint]) -> Vec<DemandPoint> {
+    let step = points.len().div_ceil(MAX_CANDIDATES).max(1);
+    points.iter().rev().step_by(step).rev().copied().collect()
 }
 
 /// Returns the point that is farthest above the lines between the `kept` ones.

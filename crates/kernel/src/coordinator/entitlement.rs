@@ -2,8 +2,8 @@
 //!
 //! The permits go to the classes in their order, to each as far as its part of the limit reaches above
 //! the classes before it. If they do not suffice for a class, each of its customers gets at most one
-//! common level, for each unit of its weight. The replicas' [`DemandCurve`]s tell how many permits that
-//! makes at each replica.
+//! common level, for each unit of its weight. At that level, the [`DemandCurve`] of a replica gives its
+//! permits.
 //!
 //! | limit 100, `critical` 100 %, `batch` 50 % | worked row |
 //! |---|---|
@@ -11,8 +11,8 @@
 //! | a replica uses ⌊share·50 %⌋ permits for `batch` | A needs a share of 40 for them |
 //!
 //! Guarantees:
-//! - The entitlements sum at most to the limit, rounded to the nearest permit, beside the one permit of
-//!   each replica with a smaller entitlement.
+//! - Entitlements of a permit or more sum to the limit at most, rounded to the nearest permit.
+//! - A replica with a smaller entitlement counts as one permit, also above the limit.
 //! - Under the entitlements, a customer with less than the level of its class gets all that it could use.
 //!
 //! Not covered:
@@ -43,17 +43,23 @@ pub fn entitlements(curves: &[DemandCurve], limit: Share, parts: &ClassParts) ->
         let percent = u64::from(*percent);
         let part = (limit.0.saturating_mul(percent) / 100).max(limit.0.min(1));
         let left = part.saturating_mul(UNITS_PER_PERMIT).saturating_sub(used);
+        // At level 0, nobody gets anything.
         let level = class_level(curves, class, left);
         for (one, curve) in entitled.iter_mut().zip(curves) {
             let more = level.map_or(0, |level| curve.at(class, level));
             if 0 < more {
                 one.used = one.used.saturating_add(more);
-                one.share = one.share.max(one.used.saturating_mul(100).div_ceil(percent.max(1)));
+                one.share = one.share.max(needed_share(one.used, percent));
                 used = used.saturating_add(more);
             }
         }
     }
     whole_permits(&entitled)
+}
+
+/// Returns the share of which a class with this part may use `used`. Each part is at least one permit.
+fn needed_share(used: u64, percent: u64) -> u64 {
+    if used <= UNITS_PER_PERMIT { used } else { used.saturating_mul(100).div_ceil(percent.max(1)) }
 }
 
 /// Returns the largest level at which the customers of `class` get at most `left`; `None` if nothing is
@@ -63,7 +69,7 @@ fn class_level(curves: &[DemandCurve], class: u32, left: u64) -> Option<u32> {
         let demand = curves.iter().map(|curve| curve.at(class, level));
         demand.fold(0, u64::saturating_add) <= left
     };
-    if left == 0 || !fits(0) {
+    if left == 0 {
         return None;
     }
     if fits(MOST_LEVEL) {

@@ -33,6 +33,7 @@ pub(super) const LIMITS: &str = "\
 - {key: strict, concurrency: {limit: 10, mode: strict, max_duration: 60s}}
 - {key: user, concurrency: {limit: 10, mode: shared, max_duration: 60s}}
 - {key: fair, concurrency: {limit: 10, mode: shared, max_duration: 60s, queue: {size: 9, timeout: 1s}, fair: {by: c}}}
+- {key: grow, concurrency: {limit: 10, adaptive: {max: 500}, mode: shared, max_duration: 60s, queue: {size: 9, timeout: 1s}, fair: {by: c}}}
 ";
 
 /// A proxy that sends any report.
@@ -257,13 +258,17 @@ async fn a_proxy_cannot_fill_a_limit_with_incarnations() {
 #[tokio::test]
 async fn invented_customers_get_at_most_half_of_a_limit() {
     let (_engine, _served, mut honest, mut hostile) = start().await;
-    let bucket = honest.bucket("fair", "a").await;
-    let (mut own, mut theirs) = (api::ShareGrant::default(), api::ShareGrant::default());
-    for _ in 0..4 {
-        theirs = hostile.claim(&bucket, DemandPoint { class: 0, level: 1, demand: 1 << 20 }).await;
-        own = honest.claim(&bucket, DemandPoint { class: 0, level: 5_120, demand: 80 }).await;
+    for key in ["fair", "grow"] {
+        let bucket = honest.bucket(key, "a").await;
+        let (mut own, mut theirs) = (api::ShareGrant::default(), api::ShareGrant::default());
+        for _ in 0..4 {
+            let tiny = DemandPoint { class: 0, level: 1, demand: 1 << 20 };
+            theirs = hostile.claim(&bucket, tiny).await;
+            own = honest.claim(&bucket, DemandPoint { class: 0, level: 5_120, demand: 80 }).await;
+        }
+        assert_eq!((own.share, theirs.share), (LIMIT / 2, LIMIT / 2), "{key}");
+        (honest.grant, hostile.grant) = (None, None);
     }
-    assert_eq!((own.share, theirs.share), (LIMIT / 2, LIMIT / 2));
 }
 
 #[tokio::test]

@@ -1,8 +1,8 @@
 //! Admits the waiting requests of a limit with a pace when their turns come, and takes back turns.
 //!
 //! Guarantees:
-//! - One waiting request of a bucket at a time has the timer for the next turn, without a task.
-//! - If that request leaves the queue, the oldest other one takes over the timer.
+//! - One waiting request of a bucket sleeps until the next turn, and admits for all. No task is spawned.
+//! - If that request leaves the queue, the oldest other one does so.
 //! - A turn that moves to an earlier instant is noticed within one second.
 
 use std::convert::Infallible;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use sluicegate_lease::clock::Clock;
 
 use super::{Bucket, BucketState};
-use crate::kernel::concurrency::limiter::{LimiterEffects, LimiterEvent};
+use crate::kernel::concurrency::limiter::LimiterEvent;
 use crate::kernel::concurrency::{Pace, Permit, RequestOutcome};
 use crate::kernel::units::Nanos;
 
@@ -47,14 +47,12 @@ impl Bucket {
 
 impl BucketState {
     /// As [`Bucket::give_back`].
-    pub(super) fn give_back(&mut self, now: Nanos, permit: Permit) -> LimiterEffects {
+    pub(super) fn give_back(&mut self, now: Nanos, permit: Permit) {
         // Without a pace, the second event alone is the same.
         if self.limiter.pace().is_some() {
             self.step(now, LimiterEvent::GiveBack(permit));
         }
-        self.step(
-            now,
-            LimiterEvent::Release { permit, outcome: RequestOutcome::Ignored, rtt: None },
-        )
+        let outcome = RequestOutcome::Ignored;
+        self.step(now, LimiterEvent::Release { permit, outcome, rtt: None });
     }
 }

@@ -76,10 +76,10 @@ impl ReplicaShare {
         let member = self.member.as_mut()?;
         let left = member.expires_at().map_or(Nanos(0), |ends_at| ends_at.since(now));
         let fresh = self.law.timing.usable_lifetime().0 < left.0.saturating_mul(2);
-        // A changed coordinator config must be reported, because the store keeps the share of a
-        // lost replica by the last reported one.
         // Customers change also under the same load.
         let has_customers = limiter.distinguishes_requesters() && load.demand != Share(0);
+        // A changed coordinator config must be reported, because the store keeps the share of a
+        // lost replica by the last reported one.
         let same = !has_customers
             && self.last_report.is_some_and(|(said, law, _)| (said, law) == (*load, self.law));
         // `ShareClient` already lengthens the pauses between the heartbeats of a replica that waits for

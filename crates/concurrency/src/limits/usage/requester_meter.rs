@@ -5,8 +5,8 @@
 //! duration of all requests.
 //!
 //! Guarantees:
-//! - At most [`MAX_COUNTED`] customers are counted in a window; further ones count only as far as they
-//!   have requests in flight or in the queue.
+//! - At most [`MAX_COUNTED`] pairs of class and customer are counted in a window; further ones count only
+//!   as far as they have requests in flight or in the queue.
 
 use std::collections::HashMap;
 
@@ -17,6 +17,9 @@ use crate::kernel::units::Nanos;
 
 /// The most classes and customers that are counted in one window.
 const MAX_COUNTED: usize = 10_000;
+
+/// The room for pairs that is kept for the next window.
+const MAX_KEPT: usize = 256;
 
 /// The arrivals in the current window and in the one before.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +55,8 @@ impl RequesterMeter {
     pub(super) fn start_window(&mut self, window: Nanos) {
         std::mem::swap(&mut self.arrivals, &mut self.previous);
         self.arrivals.clear();
+        // One flood must not keep its memory.
+        self.arrivals.shrink_to(MAX_KEPT);
         self.previous_window = window;
     }
 

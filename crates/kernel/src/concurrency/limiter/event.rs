@@ -40,7 +40,8 @@ pub enum LimiterEvent {
     GiveBack(Permit),
     /// The caller cancels a waiting request.
     Cancel(QueueTicket),
-    /// Time has passed. Every event expires overdue permits and tickets; this event does only that.
+    /// Time has passed. Every event expires overdue permits and tickets, and admits waiting requests whose
+    /// turn has come; this event does only that.
     Expire,
     /// The configuration was reloaded. The adaptive limit keeps its state.
     Reload(LimiterConfig),

@@ -532,7 +532,9 @@ for i = 2, #KEYS do
             local more = level and demand_at(line, level) or 0
             if 0 < more then
               used[k], all_used = used[k] + more, all_used + more
-              local needed = math.ceil(used[k] * 100 / percent)
+              -- `needed_share`
+              local needed = used[k]
+              if UNITS_PER_PERMIT < needed then needed = math.ceil(needed * 100 / percent) end
               if share[k] < needed then share[k] = needed end
             end
           end
@@ -568,7 +570,6 @@ for i = 2, #KEYS do
           return sum <= left
         end
         local fitting, above = 0, LEVELS - 1
-        if not fits(0) then return false end
         if fits(above) then return above end
         while 1 < above - fitting do
           local middle = fitting + floor((above - fitting) / 2)
