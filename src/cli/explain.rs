@@ -8,6 +8,7 @@ use std::io;
 use super::args::{ExplainArgs, OutputFormat};
 use super::limits_input::load_limits;
 use super::tables_input::GivenTables;
+use super::top::printable;
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::clock::Clock;
 use crate::config::descriptor_text;
@@ -103,10 +104,10 @@ fn print_text(explanation: &Explanation, out: &mut dyn io::Write) -> io::Result<
                 writeln!(out, "    table     {row}")?;
             }
             if let Some(class) = &concurrency_limit.class {
-                writeln!(out, "    class     {class}")?;
+                writeln!(out, "    class     {}", printable(class))?;
             }
             if let Some(customer) = &concurrency_limit.customer {
-                writeln!(out, "    customer  {customer}")?;
+                writeln!(out, "    customer  {}", printable(customer))?;
             }
             print_bucket_state(concurrency_limit, out)?;
         }

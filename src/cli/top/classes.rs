@@ -52,7 +52,6 @@ pub(super) fn class_table(page: &ConcurrencyPage, args: &TopArgs) -> String {
             let classes = limit.requesters.iter().flat_map(|it| &it.classes);
             classes.map(|class| (printable(&limit.path), class))
         })
-        .take(args.rows)
         .collect();
     if rows.is_empty() {
         return format!("no limit with classes{} is in use at this replica\n", filter_text(args))
@@ -62,7 +61,7 @@ pub(super) fn class_table(page: &ConcurrencyPage, args: &TopArgs) -> String {
     let mut text =
         "this replica: rejected since its start; the rest of the busiest bucket now\n".to_owned();
     line(&mut text, width, ["REJECTED", "WAITING", "IN FLIGHT", "PART", "LIMIT", "CLASS"]);
-    for (path, class) in rows {
+    for (path, class) in rows.into_iter().take(args.rows) {
         let [rejected, waiting, in_flight, part] =
             [class.rejected, class.waiting, class.in_flight, class.part].map(|it| it.to_string());
         let name = printable(&class.class);

@@ -149,6 +149,11 @@ impl PaceReader<'_, '_, '_> {
         let increase = or(raw.increase.as_ref(), DEFAULT_PACE_INCREASE, self, "increase");
         let decrease = self.decrease(raw.decrease.as_ref());
         let (rate, min, max) = (rate?, min?, max?);
+        if let Some(written) = raw.max.as_ref().filter(|_| max < min) {
+            let message = format!("`max: {max}` is less than `min: {min}`");
+            self.error(Code::Contradiction, written.span, message, "exchange them");
+            return None;
+        }
         if rate < min || max < rate {
             let message =
                 format!("`requests_per_unit: {rate}` is not between `min` {min} and `max` {max}");
@@ -202,8 +207,13 @@ impl PaceReader<'_, '_, '_> {
     /// Returns a number that must be at least 1.
     fn rate(&mut self, field: &str, number: &Spanned<u32>) -> Option<u32> {
         if number.value == 0 && !self.raw.is_incomplete {
-            let span = if number.span.end == 0 { self.raw.span } else { number.span };
-            let message = format!("`{field}: 0` is too small");
+            let is_missing = number.span.end == 0;
+            let span = if is_missing { self.raw.span } else { number.span };
+            let message = if is_missing {
+                format!("`{field}` is missing")
+            } else {
+                format!("`{field}: 0` is too small")
+            };
             self.error(Code::OutOfRange, span, message, "use at least 1");
         }
         (0 < number.value).then_some(number.value)
