@@ -200,9 +200,12 @@ fn invalid_fair_parts_are_reported() {
     assert("by: c, weight: t.w, max_keys: 100001", &["E38 `max_keys: 100001` is out of range"]);
     assert("by: c", &["W36 `fair` gives each value of `c` a part"]);
     assert_findings("limit: 1, fair: {by: c, weight: t.w}", &["E32 `fair` needs a `queue`"]);
-    let strict =
-        "limit: 5, mode: strict, queue: {size: 1, timeout: 1s}, fair: {by: c, weight: t.w}";
-    assert_findings(strict, &["E32 `fair` cannot be combined with `mode: strict`"]);
+    let strict = |fair: &str| {
+        format!("limit: 5, mode: strict, queue: {{size: 1, timeout: 1s}}, fair: {{{fair}}}")
+    };
+    let weight = "E32 `weight` cannot be combined with `mode: strict`";
+    assert_findings(&strict("by: c, weight: t.w"), &[weight]);
+    assert_findings(&strict("by: c"), &["W36 `fair` gives each value of `c` a part"]);
 }
 
 #[test]

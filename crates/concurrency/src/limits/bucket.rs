@@ -32,7 +32,7 @@ use crate::kernel::coordinator::ShareTiming;
 use crate::kernel::units::{Nanos, Revision};
 use crate::limits::replica_share::ReplicaShare;
 use crate::limits::{BucketLoad, BucketMetrics, PermitRequest, SharedLimit};
-pub(crate) use acquire::AcquireStep;
+pub(crate) use acquire::{AcquireStep, QueuedRequest};
 pub(crate) use strict_permits::AcquireReply;
 use strict_permits::StrictPermits;
 

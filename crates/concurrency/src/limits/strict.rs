@@ -2,7 +2,8 @@
 //!
 //! Guarantees:
 //! - An attempt is one store call, or none if this replica's own requests already reach the limit.
-//! - Requests of this replica are served in the order of arrival.
+//! - Requests of this replica are served in the order of arrival. With fair parts, their customers take
+//!   turns.
 //! - Only the first request in the queue retries: after a release at this replica, or after 40 to
 //!   60 ms.
 //! - A canceled acquire leaves no queue entry and no permit, locally or in the store.
@@ -20,7 +21,7 @@ use crate::kernel::units::Nanos;
 use crate::limits::bucket::{AcquireReply, Bucket};
 use crate::limits::queue_time;
 use crate::limits::reporter::FleetReporter;
-use crate::limits::strict_limit::StrictQueue;
+use crate::limits::strict_limit::{QueuePlace, StrictQueue};
 use crate::limits::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, StrictLimit};
 use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
 use crate::store::{FleetStore, StoreReply};
@@ -75,10 +76,13 @@ impl ConcurrencyLimits {
         }
         let time_left = request.queue_timeout.since(self.clock().steady().since(begun));
         let queue = limit.queue.filter(|_| Nanos(0) < time_left).ok_or(AcquireError::Full)?;
-        let _place = line.join(queue.size).ok_or(AcquireError::QueueFull)?;
-        let queue_timeout = Duration::from_nanos(queue.timeout.min(time_left).0);
+        let queue_timeout = queue.timeout.min(time_left);
+        let place = line.join(self.clock(), &PermitRequest { queue_timeout, ..request }, queue);
+        let place = place.ok_or(AcquireError::QueueFull)?;
+        let queue_timeout = Duration::from_nanos(queue_timeout.0);
         let queued = (self.queue_span(), queue_time::start_queue_timer(self.clock()));
-        let waited = timeout(queue_timeout, self.wait_in_queue(&line, &bucket, asking)).await;
+        let waited =
+            timeout(queue_timeout, self.wait_in_queue(&line, place, &bucket, asking)).await;
         drop(queued);
         waited.unwrap_or(Err(AcquireError::QueueTimeout))
     }
@@ -86,15 +90,16 @@ impl ConcurrencyLimits {
     async fn wait_in_queue(
         &self,
         queue: &StrictQueue,
+        place: QueuePlace,
         bucket: &Arc<Bucket>,
         asking: StoreAcquire<'_>,
     ) -> Result<PermitGuard, AcquireError> {
-        let at_once = queue.front.try_lock().ok();
-        // A request that finds the front free has just failed with `Full`, so it pauses first.
-        let mut must_pause = at_once.is_some();
-        let _front = match at_once {
-            Some(front) => front,
-            None => queue.front.lock().await,
+        // A request that finds the queue empty has just failed with `Full`, so it pauses first.
+        let (mut must_pause, _front) = match place {
+            QueuePlace::First(front) => (true, front),
+            QueuePlace::Behind(waiting) => {
+                (false, queue.front(self.clock(), waiting.wait_for_permit().await?))
+            }
         };
         loop {
             if must_pause {

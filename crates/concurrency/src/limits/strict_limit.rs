@@ -7,12 +7,16 @@
 //! Not covered:
 //! - The attempts to acquire a permit (see `limits::strict`).
 
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
 
-use tokio::sync::{Mutex, Notify};
+use sluicegate_lease::clock::Clock;
+use tokio::sync::Notify;
 
-use crate::kernel::concurrency::limiter::QueueConfig;
+use crate::kernel::concurrency::Permit;
+use crate::kernel::concurrency::limiter::{LimiterConfig, QueueConfig};
 use crate::kernel::units::{Nanos, Share};
+use crate::limits::bucket::{AcquireStep, Bucket, QueuedRequest};
+use crate::limits::{BucketLoad, PermitGuard, PermitRequest};
 
 /// The parameters of a limit in mode `strict`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,20 +48,25 @@ pub struct StrictSnapshot {
 }
 
 /// The requests of this replica that wait for a permit of one strict limit.
-#[derive(Debug, Default)]
+///
+/// Each of them needs the only permit of the `gate`, so its order is that of any queue: customers take
+/// turns if the limit has fair parts.
+#[derive(Debug)]
 pub(crate) struct StrictQueue {
-    /// Locked by the first request in the queue. The lock is fair, so the order of arrival is kept.
-    pub(super) front: Mutex<()>,
-    waiting: AtomicUsize,
+    gate: Arc<Bucket>,
     pub(super) wake_up: Notify,
 }
 
-/// A request's entry in the queue. Dropping it removes the entry.
-pub(super) struct QueueEntry<'l>(&'l StrictQueue);
-
 impl StrictQueue {
+    pub(crate) fn new(request: &PermitRequest<'_>) -> Self {
+        let rules = gate_rules(request.rules, None);
+        let gate = Bucket::new(&gate_request(request, &rules), 0);
+        Self { gate: Arc::new(gate), wake_up: Notify::new() }
+    }
+
     pub(crate) fn waiting(&self) -> usize {
-        self.waiting.load(Relaxed)
+        let BucketLoad { in_flight, waiting, .. } = self.gate.load();
+        waiting.saturating_add(usize::try_from(in_flight).unwrap_or(usize::MAX))
     }
 
     /// Wakes the first request in the queue, because a permit may be free.
@@ -65,18 +74,43 @@ impl StrictQueue {
         self.wake_up.notify_one();
     }
 
-    /// Adds a request to the queue. Returns `None` if `most` requests are waiting.
-    pub(super) fn join(&self, most: u32) -> Option<QueueEntry<'_>> {
-        let most = usize::try_from(most).unwrap_or(usize::MAX);
-        let one_more = |waiting| (waiting < most).then(|| waiting + 1);
-        let joined = self.waiting.fetch_update(Relaxed, Relaxed, one_more);
-        // A full queue gives no `QueueEntry`: its drop would remove another request's entry.
-        joined.is_ok().then(|| QueueEntry(self))
+    /// Adds a request to the queue with these bounds. Returns `None` if it is full.
+    pub(super) fn join(
+        &self,
+        clock: &Arc<Clock>,
+        request: &PermitRequest<'_>,
+        queue: QueueConfig,
+    ) -> Option<QueuePlace> {
+        let rules = gate_rules(request.rules, Some(queue));
+        let step = self.gate.try_acquire(clock, &gate_request(request, &rules), None, true);
+        match step? {
+            AcquireStep::Allowed(permit) => Some(QueuePlace::First(self.front(clock, permit))),
+            AcquireStep::Queued(waiting) => Some(QueuePlace::Behind(waiting)),
+            AcquireStep::Rejected(_) | AcquireStep::ShareUnknown(_) => None,
+        }
+    }
+
+    /// Returns the place of the first request in the queue. Dropping it lets the next one follow.
+    pub(super) fn front(&self, clock: &Arc<Clock>, permit: Permit) -> PermitGuard {
+        PermitGuard::new(Arc::clone(&self.gate), permit, None, Arc::clone(clock))
     }
 }
 
-impl Drop for QueueEntry<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Relaxed);
-    }
+/// The place of a request in the queue. Dropping it leaves the queue.
+pub(super) enum QueuePlace {
+    /// It alone asks the store.
+    First(PermitGuard),
+    /// It waits until it is the first one.
+    Behind(QueuedRequest),
+}
+
+/// The first request in the queue has a permit of the gate, and all others wait for it.
+fn gate_rules(rules: &LimiterConfig, queue: Option<QueueConfig>) -> LimiterConfig {
+    let behind = |queue: QueueConfig| QueueConfig { size: queue.size.saturating_sub(1), ..queue };
+    let queue = queue.map(behind);
+    LimiterConfig { queue, fair_keys: rules.fair_keys, ..LimiterConfig::fixed(1) }
+}
+
+fn gate_request<'r>(request: &PermitRequest<'r>, rules: &'r LimiterConfig) -> PermitRequest<'r> {
+    PermitRequest { rules, permit_lifetime: None, shared: None, ..*request }
 }

@@ -60,8 +60,9 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn deny_strict(&mut self) {
         let classes = self.raw.classes.as_ref().map(|block| ("classes", block.span));
-        let fair = self.raw.fair.as_ref().map(|block| ("fair", block.span));
-        for (name, span) in classes.into_iter().chain(fair) {
+        let weight = self.raw.fair.as_ref().and_then(|block| block.weight.as_ref());
+        let weight = weight.map(|weight| ("weight", weight.span));
+        for (name, span) in classes.into_iter().chain(weight) {
             let message = format!("`{name}` cannot be combined with `mode: strict`");
             let fix = format!("use `mode: shared`, or remove `{name}`");
             self.error(Code::Contradiction, span, message, &fix);

@@ -6,7 +6,7 @@ use futures_util::future::poll_immediate;
 use sluicegate::kernel::concurrency::RequestOutcome;
 
 use super::{default_check, two_replicas};
-use crate::support::engine::block_on;
+use crate::support::engine::{block_on, check_of};
 use crate::support::faulty_store::FaultyStore;
 use crate::support::replica::{Replica, admitted_permits};
 
@@ -37,6 +37,50 @@ fn local_release_wakes_queued_requests_in_order() {
         alone.engine.report_once().await;
         assert!(admitted_permits(second.await.unwrap()).is_some());
         assert_eq!(alone.engine.concurrency_limits().totals().waiting, 0);
+    });
+}
+
+#[test]
+fn customers_of_a_strict_limit_take_turns() {
+    let store = FaultyStore::new();
+    let limit = "limit: 1, mode: strict, queue: {size: 4, timeout: 1h}, fair: {by: customer}";
+    let mut alone = Replica::new(&store, "a", limit);
+    assert!(alone.try_acquire_strict());
+    block_on(async {
+        let [hog, other] = ["hog", "other"].map(|name| check_of(&[("k", "v"), ("customer", name)]));
+        let requests = [("hog 1", &hog), ("hog 2", &hog), ("hog 3", &hog), ("other", &other)];
+        let displacing = check_of(&[("k", "v"), ("customer", "third")]);
+        let mut waiting = Vec::new();
+        for (name, check) in requests {
+            let mut request = Box::pin(alone.engine.admit(check, None));
+            assert!(poll_immediate(&mut request).await.is_none(), "{name} waits");
+            waiting.push((name, request));
+        }
+        // The longest backlog makes room in the full queue, which is never that of the first request.
+        let mut third = Box::pin(alone.engine.admit(&displacing, None));
+        assert!(poll_immediate(&mut third).await.is_none());
+        waiting.push(("third", third));
+        let mut permits = std::mem::take(&mut alone.permits);
+        let mut served = Vec::new();
+        while !waiting.is_empty() {
+            permits.drain(..).for_each(|permit| permit.release(RequestOutcome::Success, None));
+            alone.engine.report_once().await;
+            let mut left = Vec::new();
+            for (name, mut request) in waiting {
+                match poll_immediate(&mut request).await {
+                    Some(admitted) => {
+                        let admitted = admitted_permits(admitted.unwrap());
+                        served.push((name, admitted.is_some()));
+                        permits.extend(admitted);
+                    }
+                    None => left.push((name, request)),
+                }
+            }
+            waiting = left;
+        }
+        let order = [("hog 3", false), ("hog 1", true), ("other", true), ("third", true)];
+        assert_eq!(served[..2].iter().filter(|it| order[..2].contains(it)).count(), 2);
+        assert_eq!(served[2..], [order[2], order[3], ("hog 2", true)]);
     });
 }
 

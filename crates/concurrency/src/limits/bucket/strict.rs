@@ -43,7 +43,7 @@ impl Bucket {
             state.leave_fleet(now);
         }
         let limit = state.rules.limit;
-        let made = || Box::new(StrictPermits::new(ask.bucket, ledger));
+        let made = || Box::new(StrictPermits::new(ask, ledger));
         let strict = state.strict_permits.get_or_insert_with(made);
         (strict.limit, strict.max_duration) = (limit, max_duration);
         Some(Arc::clone(&strict.queue))
