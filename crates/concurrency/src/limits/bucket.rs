@@ -16,6 +16,7 @@ mod strict_permits;
 mod turns;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use parking_lot::Mutex;
 use sluicegate_lease::clock::Clock;
@@ -33,6 +34,7 @@ use crate::kernel::units::{Nanos, Revision};
 use crate::limits::replica_share::ReplicaShare;
 use crate::limits::{BucketLoad, BucketMetrics, PermitRequest, SharedLimit};
 pub(crate) use acquire::{AcquireStep, QueuedRequest};
+pub(crate) use strict::{gate_request, gate_rules};
 pub(crate) use strict_permits::AcquireReply;
 use strict_permits::StrictPermits;
 
@@ -57,6 +59,9 @@ struct BucketState {
     fenced_at: Option<Nanos>,
     /// The permits that the store counts. Set once the limit was used in mode `strict`.
     strict_permits: Option<Box<StrictPermits>>,
+    /// The order of the queue in mode `strict`: each waiting request needs the only permit of the gate.
+    /// So customers take turns if the limit has fair parts.
+    strict_gate: Option<Arc<Bucket>>,
     waiters: HashMap<QueueTicket, oneshot::Sender<Result<Permit, AcquireDenial>>>,
     /// `true` after the removal from the map. A request that still finds this bucket must look up
     /// its name again.
@@ -79,6 +84,7 @@ impl Bucket {
             replica_share: leased,
             fenced_at: None,
             strict_permits: strict,
+            strict_gate: None,
             waiters,
             is_retired: retired,
         };
@@ -332,8 +338,12 @@ impl BucketState {
         }
     }
 
+    /// Returns the number of requests that wait in mode `strict`, with the first one.
     fn queue_length(&self) -> usize {
-        self.strict_permits.as_ref().map_or(0, |strict| strict.queue.waiting())
+        let load = self.strict_gate.as_ref().map(|gate| gate.load());
+        load.map_or(0, |BucketLoad { in_flight, waiting, .. }| {
+            waiting.saturating_add(usize::try_from(in_flight).unwrap_or(usize::MAX))
+        })
     }
 }
 

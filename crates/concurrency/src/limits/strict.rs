@@ -17,12 +17,17 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::kernel::concurrency::limiter::QueueConfig;
 use crate::kernel::units::Nanos;
-use crate::limits::bucket::{AcquireReply, Bucket};
+use crate::limits::bucket::{
+    AcquireReply, AcquireStep, Bucket, QueuedRequest, gate_request, gate_rules,
+};
 use crate::limits::queue_time;
 use crate::limits::reporter::FleetReporter;
-use crate::limits::strict_limit::{QueuePlace, StrictQueue};
-use crate::limits::{AcquireError, ConcurrencyLimits, PermitGuard, PermitRequest, StrictLimit};
+use crate::limits::strict_limit::StrictQueue;
+use crate::limits::{
+    AcquireError, BucketLoad, ConcurrencyLimits, PermitGuard, PermitRequest, StrictLimit,
+};
 use crate::store::permits::{StrictAcquire as Wanted, StrictPermitRequest};
 use crate::store::{FleetStore, StoreReply};
 
@@ -39,6 +44,14 @@ struct StoreAcquire<'a> {
     store: &'a dyn FleetStore,
 }
 
+/// The place of a request in the queue. Dropping it leaves the queue.
+enum QueuePlace {
+    /// It alone asks the store.
+    First(PermitGuard),
+    /// It waits until it is the first one.
+    Behind(QueuedRequest),
+}
+
 impl ConcurrencyLimits {
     /// Acquires a permit that the store counts, and waits in the queue if the request has a queue
     /// timeout. Without a fleet, the limit applies to this replica alone. Safe to cancel.
@@ -53,7 +66,7 @@ impl ConcurrencyLimits {
     ) -> Result<PermitGuard, AcquireError> {
         let Some(fleet) = self.fleet_reporter() else { return self.acquire(request).await };
         let asking = StoreAcquire { request: &request, limit: &limit, fleet, store };
-        let (bucket, line) = loop {
+        let (bucket, (line, gate)) = loop {
             let bucket = self.find_or_create_bucket(&request)?;
             // `None`: the bucket was removed from the map in the meantime. The next look-up creates
             // a new one.
@@ -64,7 +77,8 @@ impl ConcurrencyLimits {
             }
         };
         let begun = self.clock().steady();
-        if line.waiting() == 0 {
+        let BucketLoad { in_flight, waiting, .. } = gate.load();
+        if in_flight == 0 && waiting == 0 {
             // A timeout drops the permit, which reports its release. `on_store_failure` does not
             // apply then: the caller's timeout has passed, not the store's.
             let store_timeout = Duration::from_nanos(request.store_timeout.0);
@@ -77,19 +91,37 @@ impl ConcurrencyLimits {
         let time_left = request.queue_timeout.since(self.clock().steady().since(begun));
         let queue = limit.queue.filter(|_| Nanos(0) < time_left).ok_or(AcquireError::Full)?;
         let queue_timeout = queue.timeout.min(time_left);
-        let place = line.join(self.clock(), &PermitRequest { queue_timeout, ..request }, queue);
+        let place = self.join_queue(&gate, PermitRequest { queue_timeout, ..request }, queue);
         let place = place.ok_or(AcquireError::QueueFull)?;
         let queue_timeout = Duration::from_nanos(queue_timeout.0);
         let queued = (self.queue_span(), queue_time::start_queue_timer(self.clock()));
         let waited =
-            timeout(queue_timeout, self.wait_in_queue(&line, place, &bucket, asking)).await;
+            timeout(queue_timeout, self.wait_in_queue((&line, &gate), place, &bucket, asking))
+                .await;
         drop(queued);
         waited.unwrap_or(Err(AcquireError::QueueTimeout))
     }
 
+    /// Adds a request to the queue with these bounds. Returns `None` if it is full.
+    fn join_queue(
+        &self,
+        gate: &Arc<Bucket>,
+        request: PermitRequest<'_>,
+        queue: QueueConfig,
+    ) -> Option<QueuePlace> {
+        let rules = gate_rules(request.rules, Some(queue));
+        match gate.try_acquire(self.clock(), &gate_request(&request, &rules), None, true)? {
+            AcquireStep::Allowed(permit) => {
+                Some(QueuePlace::First(self.guard(Arc::clone(gate), permit, None)))
+            }
+            AcquireStep::Queued(waiting) => Some(QueuePlace::Behind(waiting)),
+            AcquireStep::Rejected(_) | AcquireStep::ShareUnknown(_) => None,
+        }
+    }
+
     async fn wait_in_queue(
         &self,
-        queue: &StrictQueue,
+        (queue, gate): (&StrictQueue, &Arc<Bucket>),
         place: QueuePlace,
         bucket: &Arc<Bucket>,
         asking: StoreAcquire<'_>,
@@ -98,7 +130,8 @@ impl ConcurrencyLimits {
         let (mut must_pause, _front) = match place {
             QueuePlace::First(front) => (true, front),
             QueuePlace::Behind(waiting) => {
-                (false, queue.front(self.clock(), waiting.wait_for_permit().await?))
+                let permit = waiting.wait_for_permit().await?;
+                (false, self.guard(Arc::clone(gate), permit, None))
             }
         };
         loop {

@@ -15,7 +15,9 @@ use sluicegate_lease::store::StoreFailure;
 
 use super::strict_permits::{AcquireReply, StoreKnowledge, StrictPermits};
 use super::{Bucket, BucketState};
-use crate::kernel::concurrency::limiter::{AcquireDenial, LimiterEffect, LimiterEvent};
+use crate::kernel::concurrency::limiter::{
+    AcquireDenial, LimiterConfig, LimiterEffect, LimiterEvent, QueueConfig,
+};
 use crate::kernel::concurrency::{Permit, Requester};
 use crate::kernel::units::{Nanos, Share};
 use crate::limits::reporter::permit_ledger::PermitLedger;
@@ -25,14 +27,14 @@ use crate::store::permits::{LimitPermitsReply, PermitId};
 
 impl Bucket {
     /// Applies the request's parameters unless the bucket has later ones, and returns the bucket's
-    /// queue. Returns `None` if the bucket was removed from the map.
+    /// queue with its gate. Returns `None` if the bucket was removed from the map.
     pub(crate) fn register_request(
         &self,
         clock: &Clock,
         ask: &PermitRequest<'_>,
         max_duration: Nanos,
         ledger: &Arc<PermitLedger>,
-    ) -> Option<Arc<StrictQueue>> {
+    ) -> Option<(Arc<StrictQueue>, Arc<Self>)> {
         let mut state = self.0.lock();
         if state.is_retired {
             return None;
@@ -43,10 +45,15 @@ impl Bucket {
             state.leave_fleet(now);
         }
         let limit = state.rules.limit;
-        let made = || Box::new(StrictPermits::new(ask, ledger));
+        let made = || Box::new(StrictPermits::new(ask.bucket, ledger));
         let strict = state.strict_permits.get_or_insert_with(made);
         (strict.limit, strict.max_duration) = (limit, max_duration);
-        Some(Arc::clone(&strict.queue))
+        let queue = Arc::clone(&strict.queue);
+        let new_gate = || {
+            let rules = gate_rules(ask.rules, None);
+            Arc::new(Self::new(&gate_request(ask, &rules), 0))
+        };
+        Some((queue, Arc::clone(state.strict_gate.get_or_insert_with(new_gate))))
     }
 
     /// Takes a permit of this replica's limiter, before the store call. Returns the permit, and its
@@ -164,9 +171,25 @@ impl Bucket {
             limit: strict.limit,
             in_flight: state.limiter.in_flight(),
             fleet_permits: strict.fleet_permits,
-            waiting: strict.queue.waiting(),
+            waiting: state.queue_length(),
             closed_for: strict.closed_for,
             is_outage: strict.is_outage,
         })
     }
+}
+
+/// Returns the parameters of a gate: the first request in the queue has its permit, and the others wait
+/// for it.
+pub(crate) fn gate_rules(rules: &LimiterConfig, queue: Option<QueueConfig>) -> LimiterConfig {
+    let behind = |queue: QueueConfig| QueueConfig { size: queue.size.saturating_sub(1), ..queue };
+    let queue = queue.map(behind);
+    LimiterConfig { queue, fair_keys: rules.fair_keys, ..LimiterConfig::fixed(1) }
+}
+
+/// Returns the request for the permit of a gate with these parameters.
+pub(crate) fn gate_request<'r>(
+    request: &PermitRequest<'r>,
+    rules: &'r LimiterConfig,
+) -> PermitRequest<'r> {
+    PermitRequest { rules, permit_lifetime: None, shared: None, ..*request }
 }

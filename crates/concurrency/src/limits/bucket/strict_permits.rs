@@ -12,7 +12,6 @@ use std::sync::Arc;
 use crate::host::PermitEvent;
 use crate::kernel::concurrency::Permit;
 use crate::kernel::units::{Nanos, Share};
-use crate::limits::PermitRequest;
 use crate::limits::reporter::permit_ledger::{PermitLedger, ReleasedPermit};
 use crate::limits::strict_limit::StrictQueue;
 use crate::store::permits::{AcquireOutcome, PermitId, StrictPermitReply};
@@ -62,11 +61,11 @@ pub(crate) enum AcquireReply {
 }
 
 impl StrictPermits {
-    pub(super) fn new(request: &PermitRequest<'_>, ledger: &Arc<PermitLedger>) -> Self {
+    pub(super) fn new(name: &[u8], ledger: &Arc<PermitLedger>) -> Self {
         Self {
-            name: request.bucket.into(),
+            name: name.into(),
             ledger: Arc::clone(ledger),
-            queue: Arc::new(StrictQueue::new(request)),
+            queue: Arc::default(),
             permits: HashMap::new(),
             is_reported: false,
             limit: 0,
