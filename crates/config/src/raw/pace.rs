@@ -14,7 +14,8 @@ pub struct AdaptiveRate {
     /// The position of the block in the file.
     #[schemars(skip)]
     pub span: Span,
-    /// The algorithm: `aimd`, which adds to the rate and multiplies it. Default: `aimd`.
+    /// The algorithm: `aimd`, which adds to the rate after successes, and multiplies it after an
+    /// overload answer. Default: `aimd`.
     #[schemars(schema_with = "schema::rate_algorithm")]
     pub algorithm: Option<Spanned<String>>,
     /// The lower bound of the rate, in requests per unit. Default: 1.
@@ -27,7 +28,7 @@ pub struct AdaptiveRate {
     /// The requests per unit that are added in one unit of time, while the rate is used. Default: 1.
     #[schemars(schema_with = "schema::optional_count")]
     pub increase: Option<Spanned<u32>>,
-    /// The factor of an overload answer, 0.1 to 0.99. Default: 0.8.
+    /// An overload answer multiplies the rate by this factor, 0.1 to 0.99. Default: 0.8.
     #[schemars(schema_with = "schema::decrease")]
     pub decrease: Option<Spanned<String>>,
     /// The answers of the upstream that lower the rate: HTTP statuses from 400 to 599, `4xx`, `5xx`, and
@@ -40,7 +41,7 @@ pub struct AdaptiveRate {
     pub paused_by: Option<Spanned<String>>,
 }
 
-/// Lets requests wait for their turn, instead of denying them. Requests start at least one interval
+/// Lets requests wait for their turn, instead of denying them. Requests start one by one, an interval
 /// apart.
 #[derive(Clone, Debug, Default, JsonSchema)]
 #[schemars(deny_unknown_fields, default, extend("required" = ["at_most", "queue"]))]

@@ -6,11 +6,11 @@
 //! - It counts at most the requests in flight that earlier shares allowed.
 //! - Any other report is marked as claimed: the store believes it as far as its own state confirms.
 //! - A proxy that reconnects with requests in flight is claimed for `max_duration`.
-//!
 //! - The claim of a proxy about its customers counts up to half of the limit, and up to four times an equal
 //!   part of it.
 //!
 //! Not covered:
+//! - Several proxies that lie together about their customers: they can leave each other one a permit.
 //! - The demand in a report: the coordinator divides a limit evenly among those who need more.
 
 use crate::kernel::coordinator::message::GrantInUse;

@@ -311,16 +311,15 @@ impl Coordinator {
         if !is_small && now.since(self.entitled_at) < pause {
             return;
         }
-        let live: Vec<(usize, DemandCurve)> = (0..)
+        let (live, curves): (Vec<usize>, Vec<DemandCurve>) = (0..)
             .zip(&self.share_states)
             .filter(|(index, state)| !state.curve.is_empty() && self.is_live(*index, now))
             .map(|(index, state)| (index, state.curve))
-            .collect();
-        let curves: Vec<DemandCurve> = live.iter().map(|(_, curve)| *curve).collect();
-        for ((index, _), share) in
-            live.iter().zip(entitlements(&curves, self.limit(), &config.classes))
+            .unzip();
+        for (index, share) in
+            live.into_iter().zip(entitlements(&curves, self.limit(), &config.classes))
         {
-            if let Some(state) = self.share_states.get_mut(*index) {
+            if let Some(state) = self.share_states.get_mut(index) {
                 state.demand = share;
             }
         }

@@ -71,21 +71,17 @@ impl DemandPoint {
     pub const fn level(self) -> u32 {
         self.place % (MOST_LEVEL + 1)
     }
-}
 
-impl DemandPoint {
     /// Returns the point of the line from `before` to this point at which the demand reaches `most`; this
     /// point if it does not.
     fn cut(self, before: Self, most: u32) -> Option<Self> {
-        let (rise, length) = (
-            self.demand.saturating_sub(before.demand),
-            self.level().saturating_sub(before.level()),
-        );
-        let part = u64::from(most.saturating_sub(before.demand)).saturating_mul(length.into());
-        let along = part.div_ceil(u64::from(rise).max(1));
         if self.demand <= most {
             return Some(self);
         }
+        let rise = u64::from(self.demand.saturating_sub(before.demand));
+        let length = u64::from(self.level().saturating_sub(before.level()));
+        let part = u64::from(most.saturating_sub(before.demand)).saturating_mul(length);
+        let along = part.div_ceil(rise.max(1));
         let level = u64::from(before.level()).saturating_add(along);
         Self::new(self.class(), bounded(level, self.level()), most)
     }
