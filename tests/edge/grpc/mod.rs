@@ -17,6 +17,7 @@ mod reflection;
 mod rls;
 mod rls_codec;
 mod timeouts;
+mod unary;
 mod waiting_memory;
 
 use std::convert::Infallible;

@@ -29,7 +29,7 @@ use crate::telemetry::event::{EdgeOutcome, Event as _, Protocol, RequestComplete
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
 
 /// The size of a gRPC message header: a compression flag and a length of four bytes.
-const FRAME_HEADER_BYTES: usize = 5;
+pub(super) const FRAME_HEADER_BYTES: usize = 5;
 
 #[derive(Debug)]
 pub(super) struct BoundedBody {
@@ -255,7 +255,7 @@ pub(super) fn count_unreadable(status: &Status, protocol: Protocol) -> Status {
         Code::OutOfRange => (Code::ResourceExhausted, EdgeOutcome::TooLarge),
         Code::ResourceExhausted => (Code::ResourceExhausted, EdgeOutcome::TooManyRequests),
         Code::Internal => (Code::Internal, EdgeOutcome::Malformed),
-        other => return Status::new(other, status.message()),
+        _ => return status.clone(),
     };
     RequestCompleted { protocol, outcome }.emit();
     Status::new(code, status.message())

@@ -8,17 +8,19 @@
 //!   that reaches its maximum age receives GOAWAY, too.
 //! - After GOAWAY, the open calls are finished. Only the connection's lifetime limits their time.
 
+use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioIo};
-use hyper_util::server::conn::auto::Builder;
+use hyper::server::conn::http2::Builder;
+use hyper_util::rt::TokioIo;
 use tokio::sync::watch;
 use tokio::time::sleep;
 use tokio_stream::StreamExt as _;
 use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
+use super::call_batch::CallBatch;
 use super::incoming::{GrpcConnection, IncomingConnections, ShortIdleHandle};
 use super::peer_addresses::CountedConnection;
 use super::ping_timer::PingTimer;
@@ -76,7 +78,8 @@ async fn serve_connection(
     mut draining: watch::Receiver<()>,
 ) {
     let _counted = CountedConnection::new(&connection.connect_info());
-    let builder = http2_builder(idle_handle.clone(), connection.timeouts());
+    let batch = CallBatch::default();
+    let builder = http2_builder(batch.clone(), idle_handle.clone(), connection.timeouts());
     let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), router));
     let max_age_reached = async {
         match max_age {
@@ -86,22 +89,26 @@ async fn serve_connection(
     };
     tokio::select! {
         // An error means that the client disconnected.
-        _ = &mut calls => return,
+        _ = poll_fn(|cx| batch.poll(calls.as_mut(), cx)) => return,
         _ = draining.changed() => {}
         () = max_age_reached => {}
     }
     // Shortens the idle timeout, so that a vanished client cannot delay the shutdown.
     let _guard = idle_handle.create_guard();
     calls.as_mut().graceful_shutdown();
-    drop(calls.await);
+    drop(poll_fn(|cx| batch.poll(calls.as_mut(), cx)).await);
 }
 
-fn http2_builder(idle_handle: ShortIdleHandle, timeouts: &GrpcTimeouts) -> Builder<TokioExecutor> {
-    let mut builder = Builder::new(TokioExecutor::new()).http2_only();
-    let mut http2 = builder.http2();
-    http2.timer(PingTimer::new(idle_handle, timeouts));
-    http2.max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
+fn http2_builder(
+    batch: CallBatch,
+    idle_handle: ShortIdleHandle,
+    timeouts: &GrpcTimeouts,
+) -> Builder<CallBatch> {
+    let mut builder = Builder::new(batch);
+    builder.timer(PingTimer::new(idle_handle, timeouts));
+    builder.max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
     // `GrpcConnection` enforces the shorter timeout of connections with permit streams.
-    http2.keep_alive_interval(timeouts.ping_interval).keep_alive_timeout(timeouts.pong);
+    builder.keep_alive_interval(timeouts.ping_interval).keep_alive_timeout(timeouts.pong);
+    builder.auto_date_header(false);
     builder
 }

@@ -10,6 +10,7 @@
 pub mod access_log;
 mod bounded_body;
 pub mod budgets;
+mod call_batch;
 pub mod call_timeout;
 mod connections;
 pub mod convert;
@@ -24,6 +25,7 @@ pub mod peer_addresses;
 pub mod permits;
 mod ping_timer;
 mod protobuf_fields;
+mod reply_body;
 pub mod reserved_keys;
 pub mod rls;
 pub mod rls_codec;

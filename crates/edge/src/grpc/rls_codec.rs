@@ -1,31 +1,29 @@
-//! Decodes rate limit requests; counts their descriptors and entries before decoding.
+//! Reads and answers the calls of `RateLimitService`, without tonic's codec and its allocations.
 //!
 //! Guarantees:
-//! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries.
-//! - Decoding takes little more memory than the message itself. Without the count, a message of 4
-//!   MiB with two million empty descriptors would take 100 MiB.
+//! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries. They are
+//!   counted before decoding: a message of 4 MiB with two million empty descriptors would take 100 MiB.
+//! - A compressed message gets `UNIMPLEMENTED`, or `INTERNAL` if the call names no encoding.
+//! - A call without a message, or with more than one, gets `INTERNAL`.
+//! - Calls that cannot be read are counted.
 
-use std::convert::Infallible;
-use std::future::ready;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
-use prost::bytes::Buf as _;
+use http_body_util::BodyExt as _;
+use hyper::body::Bytes;
 use prost::{DecodeError, Message as _};
-use tonic::body::Body;
-use tonic::codec::{Codec, DecodeBuf, Decoder};
-use tonic::codegen::http::{Request, Response};
-use tonic::codegen::{BoxFuture, Service};
-use tonic::server::{Grpc, UnaryService};
+use tonic::codegen::http::{HeaderMap, Request, Response};
+use tonic::metadata::{MetadataMap, MetadataValue};
 use tonic::{Code, Status};
-use tonic_prost::ProstEncoder;
 
-use super::bounded_body::BoundedBody;
+use super::bounded_body::{BoundedBody, FRAME_HEADER_BYTES, count_unreadable};
 use super::convert::{MAX_DESCRIPTORS, MAX_ENTRIES, check_counts};
 use super::protobuf_fields::ProtobufFields;
+use super::reply_body::ReplyBody;
 use super::rls::RateLimitService;
 use crate::engine::CheckError;
+use crate::telemetry::event::Protocol;
 
 const METHOD: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
 
@@ -64,76 +62,76 @@ fn check_bounds(message: &[u8]) -> Result<(), CheckError> {
     check_counts(descriptors, entries)
 }
 
-#[derive(Clone, Copy, Debug)]
-struct RlsCodec;
-
-impl Codec for RlsCodec {
-    type Encode = RateLimitResponse;
-    type Decode = BoundedRequest;
-    type Encoder = ProstEncoder<RateLimitResponse>;
-    type Decoder = Self;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        ProstEncoder::default()
+/// Answers a call of the service.
+pub(super) async fn answer(
+    service: Arc<RateLimitService>,
+    call: Request<BoundedBody>,
+) -> Response<ReplyBody> {
+    if call.uri().path() != METHOD {
+        return Status::new(Code::Unimplemented, "").into_http();
     }
-
-    fn decoder(&mut self) -> Self {
-        *self
-    }
-}
-
-impl Decoder for RlsCodec {
-    type Item = BoundedRequest;
-    type Error = Status;
-
-    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<BoundedRequest>, Status> {
-        // tonic passes the whole message in one chunk.
-        let request =
-            decode_request(from.chunk()).map_err(|error| Status::internal(error.to_string()))?;
-        from.advance(from.remaining());
-        Ok(Some(request))
-    }
-}
-
-/// The rate limit service at the path of its gRPC method. Unlike tonic's generated service, it
-/// counts descriptors and entries before decoding.
-#[derive(Clone, Debug)]
-pub(super) struct RateLimitEndpoint(Arc<RateLimitService>);
-
-impl RateLimitEndpoint {
-    pub(super) fn new(service: RateLimitService) -> Self {
-        Self(Arc::new(service))
-    }
-}
-
-impl Service<Request<BoundedBody>> for RateLimitEndpoint {
-    type Response = Response<Body>;
-    type Error = Infallible;
-    type Future = BoxFuture<Response<Body>, Infallible>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<BoundedBody>) -> Self::Future {
-        if request.uri().path() != METHOD {
-            return Box::pin(ready(Ok(Status::new(Code::Unimplemented, "").into_http())));
+    let (head, body) = call.into_parts();
+    let reply = match read_request(&head.headers, body).await {
+        Ok(Ok(request)) => {
+            service.decide_call(&MetadataMap::from_headers(head.headers), request).await
         }
-        let service = self.clone();
-        Box::pin(async move { Ok(Grpc::new(RlsCodec).unary(service, request).await) })
+        Ok(Err(too_many)) => service.reject(too_many),
+        Err(status) => Err(count_unreadable(&status, Protocol::Grpc)),
+    };
+    match reply {
+        Ok(reply) => encode(reply.get_ref()),
+        Err(status) => status.into_http(),
     }
 }
 
-impl UnaryService<BoundedRequest> for RateLimitEndpoint {
-    type Response = RateLimitResponse;
-    type Future = BoxFuture<tonic::Response<RateLimitResponse>, Status>;
+async fn read_request(
+    headers: &HeaderMap,
+    mut body: BoundedBody,
+) -> Result<BoundedRequest, Status> {
+    check_encoding(headers)?;
+    // The body of a unary call is one frame.
+    let frame = body.frame().await.ok_or_else(|| Status::internal("Missing request message."))?;
+    let data = frame.map_err(Status::from_error)?.into_data().unwrap_or_default();
+    let message = whole_message(&data)?;
+    decode_request(message).map_err(|error| Status::internal(error.to_string()))
+}
 
-    fn call(&mut self, request: tonic::Request<BoundedRequest>) -> Self::Future {
-        let Self(service) = self.clone();
-        let (metadata, _, decoded) = request.into_parts();
-        match decoded {
-            Ok(request) => Box::pin(async move { service.decide_call(&metadata, request).await }),
-            Err(error) => Box::pin(ready(service.reject(error))),
+/// Refuses a call with compressed messages.
+fn check_encoding(headers: &HeaderMap) -> Result<(), Status> {
+    match headers.get("grpc-encoding") {
+        None => Ok(()),
+        Some(encoding) if encoding == "identity" => Ok(()),
+        Some(encoding) => {
+            let text = format!("the encoding {encoding:?} of the message is not supported");
+            let mut status = Status::unimplemented(text);
+            let accepted = MetadataValue::from_static("identity");
+            status.metadata_mut().insert("grpc-accept-encoding", accepted);
+            Err(status)
         }
     }
+}
+
+/// Returns the only message of `data`, without its header: a compression flag and the length.
+fn whole_message(data: &Bytes) -> Result<&[u8], Status> {
+    let incomplete = || Status::internal("Unexpected EOF decoding stream.");
+    let (header, message) = data.split_at_checked(FRAME_HEADER_BYTES).ok_or_else(incomplete)?;
+    let [flag, length @ ..] = header else { return Err(incomplete()) };
+    let length = length.iter().fold(0, |sum: usize, byte| sum << 8 | usize::from(*byte));
+    match flag {
+        0 if message.len() == length => Ok(message),
+        0 if message.len() < length => Err(incomplete()),
+        0 => Err(Status::internal("a unary call has one message")),
+        1 => Err(Status::internal("the message is compressed, but the call names no encoding")),
+        other => Err(Status::internal(format!("the compression flag {other} is not 0 or 1"))),
+    }
+}
+
+fn encode(reply: &RateLimitResponse) -> Response<ReplyBody> {
+    let length = reply.encoded_len();
+    let mut frame = Vec::with_capacity(FRAME_HEADER_BYTES.saturating_add(length));
+    frame.push(0);
+    // A reply is far smaller than 4 GiB: it has a bounded number of statuses.
+    frame.extend(u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes());
+    reply.encode_raw(&mut frame);
+    ReplyBody::response(frame.into())
 }

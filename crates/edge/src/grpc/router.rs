@@ -9,14 +9,11 @@
 //! Not covered: a caller's `grpc-timeout`, which each service applies itself.
 
 use std::convert::Infallible;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_service_server::SERVICE_NAME;
 use hyper::body::Incoming;
-use tonic::body::Body;
 use tonic::codegen::http::{Request, Response};
 use tonic::codegen::{BoxFuture, Service as _};
 use tonic::service::Routes;
@@ -24,11 +21,10 @@ use tonic::transport::server::TcpConnectInfo;
 
 use super::bounded_body::{BoundedBody, MAX_MESSAGE_BYTES, MessageBounds};
 use super::incoming::{ClientIdentity, ShortIdleHandle};
+use super::reply_body::ReplyBody;
 use super::rls::RateLimitService;
-use super::rls_codec::RateLimitEndpoint;
-use super::status_codes::{MappedResponse, StatusCodeMapper};
+use super::rls_codec;
 use crate::body_memory::{BodyLimits, BodyMemory};
-use crate::telemetry::event::Protocol;
 
 /// The streaming methods: path, largest message in bytes, and `true` if the stream's end releases
 /// permits.
@@ -45,9 +41,12 @@ const STREAMING_METHODS: [(&str, usize, bool); 6] = [
 /// The largest message with access log entries, in bytes: tonic's limit.
 const MAX_LOG_BYTES: usize = 4 << 20;
 
+/// The reply to a call. The memory of the call's body stays charged until then.
+type RoutedCall = BoxFuture<Response<ReplyBody>, Infallible>;
+
 #[derive(Clone, Debug)]
 pub(super) struct ConnectionRouter {
-    rate_limits: StatusCodeMapper<RateLimitEndpoint>,
+    rate_limits: Arc<RateLimitService>,
     routes: Routes,
     peer: TcpConnectInfo,
     client: ClientIdentity,
@@ -66,16 +65,13 @@ impl ConnectionRouter {
         (message_timeout, bodies): (Duration, BodyLimits),
     ) -> Self {
         let rate_limits = rate_limits.for_source(peer.remote_addr().map(|address| address.ip()));
-        let rate_limits = StatusCodeMapper(RateLimitEndpoint::new(rate_limits), Protocol::Grpc);
+        let rate_limits = Arc::new(rate_limits);
         let routes = others.clone();
         Self { rate_limits, routes, peer, client, idle_handle, message_timeout, bodies }
     }
 
-    fn route(
-        &self,
-        mut request: Request<Incoming>,
-        memory: Arc<BodyMemory>,
-    ) -> BoxFuture<Response<Body>, Infallible> {
+    fn route(&self, mut request: Request<Incoming>, memory: Arc<BodyMemory>) -> RoutedCall {
+        let held = Arc::clone(&memory);
         request.extensions_mut().insert(self.peer.clone());
         request.extensions_mut().insert(self.client.clone());
         let stream = STREAMING_METHODS.into_iter().find(|(path, ..)| *path == request.uri().path());
@@ -87,7 +83,12 @@ impl ConnectionRouter {
             let guard = is_permit_stream.then(|| self.idle_handle.create_guard()).flatten();
             BoundedBody::stream(body, self.bounds(max_bytes, memory), guard)
         });
-        Box::pin(self.routes.clone().call(request))
+        let reply = self.routes.clone().call(request);
+        Box::pin(async move {
+            let reply = reply.await?;
+            drop(held);
+            Ok(reply.map(ReplyBody::Tonic))
+        })
     }
 
     const fn bounds(&self, max_bytes: usize, memory: Arc<BodyMemory>) -> MessageBounds {
@@ -96,43 +97,24 @@ impl ConnectionRouter {
 }
 
 impl hyper::service::Service<Request<Incoming>> for ConnectionRouter {
-    type Response = Response<Body>;
+    type Response = Response<ReplyBody>;
     type Error = Infallible;
-    type Future = RouteFuture;
+    type Future = RoutedCall;
 
-    fn call(&self, request: Request<Incoming>) -> RouteFuture {
+    fn call(&self, request: Request<Incoming>) -> RoutedCall {
         let memory = self.bodies.open_account();
-        let held = Arc::clone(&memory);
         let service = request.uri().path().strip_prefix('/').and_then(|path| path.split_once('/'));
-        let reply = if service.is_some_and(|(service, _)| service == SERVICE_NAME) {
-            let bounds = self.bounds(self.bodies.max_message, memory);
-            let request = request.map(|body| BoundedBody::unary(body, bounds));
-            RoutedReply::RateLimit(self.rate_limits.clone().call(request))
-        } else {
-            RoutedReply::Other(self.route(request, memory))
-        };
-        RouteFuture { reply, _memory: held }
-    }
-}
-
-/// The reply to a call. The memory of the call's body stays charged until then.
-pub(super) struct RouteFuture {
-    reply: RoutedReply,
-    _memory: Arc<BodyMemory>,
-}
-
-enum RoutedReply {
-    RateLimit(MappedResponse<Body>),
-    Other(BoxFuture<Response<Body>, Infallible>),
-}
-
-impl Future for RouteFuture {
-    type Output = Result<Response<Body>, Infallible>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        match &mut self.get_mut().reply {
-            RoutedReply::RateLimit(response) => Pin::new(response).poll(cx),
-            RoutedReply::Other(response) => response.as_mut().poll(cx),
+        if service.is_none_or(|(service, _)| service != SERVICE_NAME) {
+            return self.route(request, memory);
         }
+        let held = Arc::clone(&memory);
+        let bounds = self.bounds(self.bodies.max_message, memory);
+        let request = request.map(|body| BoundedBody::unary(body, bounds));
+        let service = Arc::clone(&self.rate_limits);
+        Box::pin(async move {
+            let reply = rls_codec::answer(service, request).await;
+            drop(held);
+            Ok(reply)
+        })
     }
 }
