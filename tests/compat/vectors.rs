@@ -1,4 +1,4 @@
-//! Reads the recorded scenarios of `vectors/`.
+//! Reads the recorded scenarios of `spec/conformance/vectors`.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -86,9 +86,9 @@ pub struct Reload {
     pub delete: Vec<String>,
 }
 
-/// Directory of the scenarios: `COMPAT_VECTORS`, by default `vectors/` of this repository.
+/// Directory of the scenarios: `COMPAT_VECTORS`, by default `spec/conformance/vectors` of this repository.
 pub fn directory() -> PathBuf {
-    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/compat/vectors");
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/spec/conformance/vectors");
     std::env::var_os("COMPAT_VECTORS").map_or_else(|| here.into(), PathBuf::from)
 }
 

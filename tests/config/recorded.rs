@@ -12,7 +12,7 @@ use sluicegate::config::{Config, LimitWindow, Unit};
 use sluicegate::kernel::units::Revision;
 
 fn scenarios() -> Vec<(String, Value)> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compat/vectors");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("spec/conformance/vectors");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let mut all = Vec::new();
     for path in files.filter(|path| path.extension().is_some_and(|end| end == "json")) {

@@ -27,7 +27,7 @@ const SLUICEGATE_ONLY: &str = "bad_configs-059";
 
 #[test]
 fn recorded_bad_files_are_refused_with_recorded_details() {
-    for scenario in scenarios(include_str!("../../compat/vectors/bad_configs.json")) {
+    for scenario in scenarios(include_str!("../../../spec/conformance/vectors/bad_configs.json")) {
         let kind = scenario["load"]["kind"].as_str().unwrap();
         if !READER_KINDS.contains(&kind) || scenario["id"] == SLUICEGATE_ONLY {
             continue;
@@ -56,7 +56,7 @@ fn assert_mentions(scenario: &Value, diagnostics: &[sluicegate::config::diagnost
 
 #[test]
 fn unusual_files_accepted_by_envoyproxy_ratelimit_are_accepted() {
-    for scenario in scenarios(include_str!("../../compat/vectors/odd_configs.json")) {
+    for scenario in scenarios(include_str!("../../../spec/conformance/vectors/odd_configs.json")) {
         assert_eq!(scenario["load"], "ok", "{scenario}");
         for (name, bytes) in files(&scenario) {
             let read = raw::read(&name, &bytes);
