@@ -13,6 +13,7 @@ mod message;
 mod metrics;
 mod mirror;
 mod replay;
+mod runner;
 mod store;
 mod tally;
 mod vectors;

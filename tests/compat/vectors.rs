@@ -108,3 +108,21 @@ fn read_group(path: &Path) -> Group {
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     Group { name: path.file_stem().unwrap().to_string_lossy().into_owned(), scenarios }
 }
+
+#[test]
+fn every_rule_of_the_readme_names_recorded_scenarios() {
+    let readme = concat!(env!("CARGO_MANIFEST_DIR"), "/spec/conformance/README.md");
+    let readme = std::fs::read_to_string(readme).unwrap();
+    let (_, rules) = readme.split_once("\n## The unwritten rules").unwrap();
+    let groups = read(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/spec/conformance/vectors")));
+    let ids: Vec<_> = groups.iter().flat_map(|group| &group.scenarios).map(|it| &*it.id).collect();
+    let cells = rules
+        .lines()
+        .filter(|line| line.starts_with("| "))
+        .filter_map(|row| row.rsplit('|').nth(1));
+    let cells: Vec<_> = cells.map(str::trim).filter(|cell| *cell != "scenarios").collect();
+    for id in cells.iter().flat_map(|cell| cell.split(", ")) {
+        assert!(ids.contains(&id), "no scenario `{id}`");
+    }
+    assert!(60 <= cells.len(), "{} rules", cells.len());
+}
