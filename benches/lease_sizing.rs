@@ -1,4 +1,4 @@
-//! Store calls and unspent hits of leases: fixed batch, recent demand, learned, and an oracle.
+//! Store calls and unspent hits of leases: fixed batch, `AdaGrad`, recent demand, learned, and an oracle.
 //!
 //! `cargo bench --bench lease_sizing`. A deterministic simulation of one key; nothing is timed. The
 //! oracle knows the future: it makes the fewest calls without unspent hits. Each cell has the store
@@ -7,10 +7,14 @@
 #![allow(missing_docs, clippy::print_stdout, clippy::cast_precision_loss)]
 #![allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::indexing_slicing)]
 
+#[path = "support/adagrad.rs"]
+#[allow(unreachable_pub)]
+mod adagrad;
 #[path = "support/lease_traces.rs"]
 #[allow(unreachable_pub)]
 mod lease_traces;
 
+use adagrad::simulate_adagrad;
 use lease_traces::{Random, Trace, arrivals, bursts, erratic, merged, oracle, simulate};
 use sluicegate::kernel::lease::sizer::LeaseSizing;
 use sluicegate::kernel::units::Hits;
@@ -27,18 +31,21 @@ enum Expected {
 }
 
 fn main() {
-    println!("| demand | hits | batch of 50 | recent demand | learned | oracle | ratio | bound |");
-    println!("|---|---|---|---|---|---|---|---|");
+    println!(
+        "| demand | hits | batch of 50 | AdaGrad | recent demand | learned | oracle | ratio | bound |"
+    );
+    println!("|---|---|---|---|---|---|---|---|---|");
     for (name, expected, trace) in traces() {
         let sizings = [LeaseSizing::Fixed(BATCH), LeaseSizing::Recent, LeaseSizing::Learned];
         let [fixed, recent, learned] = sizings.map(|sizing| simulate(sizing, &trace, MAX_LEASE));
+        let adagrad = simulate_adagrad(BATCH.0, &trace, MAX_LEASE);
         let best = oracle(&trace, MAX_LEASE);
         let bound = match expected {
             Expected::Steady => "",
             Expected::Repeating => "0.7",
             Expected::Wrong => "1.1",
         };
-        let columns = [fixed, recent, learned, best]
+        let columns = [fixed, adagrad, recent, learned, best]
             .map(|used| format!("{}, {}", used.calls, used.unspent))
             .join(" | ");
         let ratio = learned.calls as f64 / recent.calls as f64;

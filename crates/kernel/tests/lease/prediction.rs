@@ -6,6 +6,10 @@ use proptest::prelude::*;
 use sluicegate_kernel::lease::sizer::{LeasePlan, LeaseSizer, LeaseSizing};
 use sluicegate_kernel::units::{Hits, Nanos};
 
+#[path = "../../../../benches/support/adagrad.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the bench uses the rest")]
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+mod adagrad;
 #[path = "../../../../benches/support/lease_traces.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the bench uses the rest")]
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
@@ -121,4 +125,15 @@ fn short_leases_follow_recent_demand_alone() {
     };
     assert_eq!(with(LeaseSizing::Learned), with(LeaseSizing::Recent));
     assert_eq!(with(LeaseSizing::Learned).hits, Hits(0));
+}
+#[test]
+fn adagrad_converges_to_the_economic_order_quantity() {
+    // For 40 hits in each window: √(2·20·40/1) = 40 hits. The first step is a factor of e.
+    let mut sizer = adagrad::AdaGradSizer::new(1, 1_000);
+    sizer.observe(40);
+    assert_eq!(sizer.size(), 3);
+    for _ in 0..1_000 {
+        sizer.observe(40);
+    }
+    assert!((39..=41).contains(&sizer.size()), "{}", sizer.size());
 }
