@@ -3,7 +3,7 @@
 //! Each layer is a crate, or a module of this one, and uses only the layers below it:
 //!
 //! ```text
-//! cli → edge, source, replay → engine → store → config, telemetry → kernel
+//! cli → edge, source, replay, bench → engine → store → config, telemetry → kernel
 //! ```
 //!
 //! # Layers
@@ -23,6 +23,8 @@
 //!   checks.
 //! * [`edge`] implements the protocols: gRPC, HTTP, NGINX and others. It makes no decisions.
 //! * [`replay`] decides recorded checks again, with other limits.
+//! * [`bench`] sends checks at given rates, and measures the replies. It uses no other layer but the
+//!   kernel and the clock.
 //! * [`source`] loads configuration from files or xDS. A rejected load changes nothing.
 //! * [`cli`] has the commands, and connects the other layers.
 //!
@@ -63,6 +65,7 @@
 //! [`acquire_strict_permit`](store::FleetStore::acquire_strict_permit).
 //! The same reporter reports renewed and released permits.
 
+pub mod bench;
 pub mod cli;
 pub mod replay;
 pub mod source;

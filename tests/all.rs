@@ -5,6 +5,7 @@
 #![allow(clippy::expect_used, clippy::let_underscore_must_use, clippy::unwrap_used)]
 
 mod bad_input;
+mod bench;
 mod chart;
 mod cli;
 mod compat;

@@ -4,10 +4,12 @@
 //! - `serve` has a flag for every setting of [`crate::config::settings`].
 
 mod ask;
+mod bench;
 mod budget;
 mod parse;
 mod setting_flags;
 mod table;
+mod tls;
 mod top;
 
 use std::path::PathBuf;
@@ -17,6 +19,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use super::admin_client::LOCAL_ADMIN_PORT;
 use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 pub use ask::AskArgs;
+pub use bench::{BenchArgs, BenchFormat, BenchStrategy, RequestsPerUnit};
 pub use budget::{
     BudgetCommand, BudgetExportArgs, BudgetListArgs, BudgetPlace, BudgetShowArgs, BudgetTarget,
     BudgetTopUpArgs, ExportFormat,
@@ -26,6 +29,7 @@ pub use setting_flags::SettingFlags;
 pub use table::{
     TableCommand, TableGetArgs, TableListArgs, TableRowArgs, TableSetArgs, TableUnsetArgs,
 };
+pub use tls::TlsArgs;
 pub use top::{TopArgs, TopFormat, TopRows, TopWindowArg};
 
 /// A rate limiting and concurrency control service for Envoy and NGINX.
@@ -51,6 +55,8 @@ pub enum Command {
     Validate(ValidateArgs),
     /// Send one check to a running service: 0 allowed, 1 denied, 2 failed.
     Ask(Box<AskArgs>),
+    /// Measure a rate limit service under load: 0 measured, 1 no decision or above the limit, 2 failed.
+    Bench(Box<BenchArgs>),
     /// Explain the limit that a descriptor matches.
     Explain(ExplainArgs),
     /// Print a page of the admin port, such as `/config` or `/permits`.

@@ -19,7 +19,7 @@ use envoy_types::pb::google::protobuf::UInt64Value;
 use tonic::metadata::MetadataValue;
 
 use super::admin_client::LOCAL_ADMIN_PORT;
-use super::args::AskArgs;
+use super::args::{AskArgs, TlsArgs};
 use super::{CommandOutcome, Terminal, admin_client};
 use crate::config::descriptor_text;
 use crate::edge::grpc::rls::PEEK_HEADER;
@@ -104,7 +104,7 @@ fn send_check(args: &AskArgs) -> Result<(RateLimitResponse, String), String> {
             .collect::<Result<_, _>>()?,
         hits_addend: 0,
     };
-    let server = server_address(args)?;
+    let server = grpc_server(&args.address, &args.tls)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("failed to start: {error}"))?;
     let call = async {
@@ -133,7 +133,7 @@ fn call_error(args: &AskArgs, status: &tonic::Status) -> String {
     let address = &args.address;
     let is_protocol_error = matches!(status.code(), tonic::Code::Unknown | tonic::Code::Internal);
     if is_protocol_error && std::error::Error::source(status).is_some() {
-        let tls_hint = if args.tls { "" } else { "; if that port uses TLS, add --tls" };
+        let tls_hint = if args.tls.is_on { "" } else { "; if that port uses TLS, add --tls" };
         return format!(
             "{address} did not answer as gRPC; the gRPC port is listen.grpc_port (8081 by \
              default){tls_hint}"
@@ -142,25 +142,26 @@ fn call_error(args: &AskArgs, status: &tonic::Status) -> String {
     format!("{address}: {:?}: {}", status.code(), status.message())
 }
 
-fn server_address(args: &AskArgs) -> Result<XdsServer, String> {
-    let address = args.address.rsplit_once(':');
+/// Parses the flag `--address` and the TLS flags.
+///
+/// # Errors
+/// The address is not HOST:PORT.
+pub(super) fn grpc_server(address: &str, tls: &TlsArgs) -> Result<XdsServer, String> {
+    let parts = address.rsplit_once(':');
     // A URL contains a slash; `--address` takes host:port.
-    let address = address.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
-    let parsed = address.and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let parts = parts.filter(|(host, _)| !host.is_empty() && !host.contains('/'));
+    let parsed = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
     let Some((host, port)) = parsed else {
-        return Err(format!(
-            "--address `{}` must be HOST:PORT, such as 127.0.0.1:8081",
-            args.address
-        ));
-    };
-    let tls = XdsTls {
-        ca_file: args.tls_ca_file.clone(),
-        trust_system_cas: false,
-        client_identity: args.tls_cert_file.clone().zip(args.tls_key_file.clone()),
-        server_name: args.tls_server_name.clone(),
+        return Err(format!("--address `{address}` must be HOST:PORT, such as 127.0.0.1:8081"));
     };
     let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
-    Ok(XdsServer { host, port, tls: args.tls.then_some(tls) })
+    let options = XdsTls {
+        ca_file: tls.ca_file.clone(),
+        trust_system_cas: false,
+        client_identity: tls.cert_file.clone().zip(tls.key_file.clone()),
+        server_name: tls.server_name.clone(),
+    };
+    Ok(XdsServer { host, port, tls: tls.is_on.then_some(options) })
 }
 
 fn to_descriptor(text: &str, hits: u64) -> Result<RateLimitDescriptor, String> {

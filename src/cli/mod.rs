@@ -7,6 +7,7 @@
 mod admin_client;
 pub mod args;
 mod ask;
+mod bench;
 mod budget;
 mod doctor;
 pub mod explain;
@@ -81,6 +82,7 @@ fn run_command(
             }
         }
         Command::Ask(ask) => ask::ask(&ask, terminal),
+        Command::Bench(args) => bench::bench(&args, terminal),
         Command::Show(args) => show::show(&args, terminal),
         Command::Table(command) => table::table(&command, terminal),
         Command::Budget(command) => budget::budget(&command, terminal),

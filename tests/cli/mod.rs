@@ -1,6 +1,7 @@
 //! Tests of the command line: arguments and commands.
 
 mod args;
+mod bench;
 mod budget;
 mod commands;
 pub mod doctor;

@@ -1,8 +1,8 @@
 //! The arguments of `sluicegate ask`.
 
-use std::path::PathBuf;
-
 use clap::{ArgGroup, Args};
+
+use super::TlsArgs;
 
 /// Arguments of `sluicegate ask`.
 #[derive(Debug, Args)]
@@ -65,19 +65,7 @@ pub struct AskArgs {
     /// to `--address`.
     #[arg(long, value_name = "URL")]
     pub server: Option<String>,
-    /// Connect with TLS.
-    #[arg(long)]
-    pub tls: bool,
-    /// CA bundle (PEM) that verifies the service's certificate; the default is the system's CAs.
-    #[arg(long, value_name = "FILE", requires = "tls")]
-    pub tls_ca_file: Option<PathBuf>,
-    /// PEM file of the client certificate.
-    #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_key_file"])]
-    pub tls_cert_file: Option<PathBuf>,
-    /// PEM file of the client certificate's key.
-    #[arg(long, value_name = "FILE", requires_all = ["tls", "tls_cert_file"])]
-    pub tls_key_file: Option<PathBuf>,
-    /// Expected name in the service's certificate, if it differs from the host in the address.
-    #[arg(long, value_name = "NAME", requires = "tls")]
-    pub tls_server_name: Option<String>,
+    /// TLS of the connection to `--address`.
+    #[command(flatten)]
+    pub tls: TlsArgs,
 }
