@@ -83,20 +83,35 @@ impl Server {
 
     /// [`Server::cpu_per_call`] with checks of `keys` clients.
     pub(crate) async fn cpu_per_call_over(&self, keys: u64, calls: u64) -> f64 {
+        let load = Load { connections: CONNECTIONS, in_flight: CONNECTIONS * IN_FLIGHT, keys };
+        self.cpu_per_call_under(load, calls).await
+    }
+
+    /// CPU nanoseconds per decision for `calls` checks. They use the connections in turns.
+    pub(crate) async fn cpu_per_call_under(&self, load: Load, calls: u64) -> f64 {
         let mut clients = Vec::new();
-        for _ in 0..CONNECTIONS {
+        for _ in 0..load.connections {
             let address = format!("http://{}", self.address);
             clients.push(RateLimitServiceClient::connect(address).await.unwrap());
         }
-        let (before, left) = (self.on_processors(), Arc::new(AtomicU64::new(calls)));
-        let workers = clients.iter().flat_map(|client| (0..IN_FLIGHT).map(move |_| client.clone()));
-        let tasks: Vec<_> =
-            workers.map(|client| tokio::spawn(ask(client, keys, Arc::clone(&left)))).collect();
+        let (clients, left) = (Arc::new(clients), Arc::new(AtomicU64::new(calls)));
+        let before = self.on_processors();
+        let worker = |_| tokio::spawn(ask(Arc::clone(&clients), load.keys, Arc::clone(&left)));
+        let tasks: Vec<_> = (0..load.in_flight).map(worker).collect();
         for task in tasks {
             task.await.unwrap();
         }
         (self.on_processors() - before) as f64 / calls as f64
     }
+}
+
+/// The load of a measurement.
+#[derive(Clone, Copy)]
+pub(crate) struct Load {
+    pub(crate) connections: usize,
+    /// The checks in flight on all connections.
+    pub(crate) in_flight: usize,
+    pub(crate) keys: u64,
 }
 
 impl Drop for Server {
@@ -120,9 +135,10 @@ pub(crate) fn tokio(threads: usize) -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-async fn ask(mut client: RateLimitClient, keys: u64, left: Arc<AtomicU64>) {
+async fn ask(clients: Arc<Vec<RateLimitClient>>, keys: u64, left: Arc<AtomicU64>) {
     while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
         let check = check_of(vec![descriptor(number % keys)]);
+        let mut client = clients[number as usize % clients.len()].clone();
         let answer = client.should_rate_limit(check).await.unwrap().into_inner();
         assert_eq!(answer.overall_code, Code::Ok as i32);
     }
