@@ -1,17 +1,22 @@
 //! The whole service over gRPC against a handler that returns a constant.
 //!
-//! `cargo bench --bench wire` prints the server's CPU time per decision for both, and their ratio.
-//! Both use the same crates and the same client, each in its own process. The constant runs on
-//! tonic's server, as most handlers do; the service uses hyper's connections. Each gets 4
-//! connections with 32 checks in flight, in turns within one run. CPU time comes from the operating
-//! system, so it excludes the client.
+//! `cargo bench --bench wire` prints the server's CPU time per check for each path, the one of the
+//! constant, and their ratio. All use the same crates and the same client, each in its own process. The
+//! constant runs on tonic's server, as most handlers do. Each gets 4 connections with 32 checks in flight
+//! and the same checks, in turns within one run. CPU time comes from the operating system, so it excludes
+//! the client.
+//!
+//! The rows with Redis need `redis-server`; `-- memory` leaves them out.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
+#![allow(clippy::disallowed_methods, reason = "a bench waits for Redis")]
 
 #[path = "support/service.rs"]
 mod service;
 
-use std::process::Command;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::rate_limit_response::{
     Code, DescriptorStatus, RateLimit,
@@ -24,41 +29,108 @@ use sluicegate::edge::grpc::{PERMIT_STREAM_PONG_TIMEOUT, PING_INTERVAL};
 use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
-use service::{ARGUMENTS, CONNECTIONS, IN_FLIGHT, LIMITS, Server, tokio};
+use service::{ARGUMENTS, CONNECTIONS, IN_FLIGHT, LIMITS, Load, Server, tokio};
 
 /// The constant's server uses the service's allocator.
 #[cfg(all(target_os = "linux", feature = "jemalloc"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-const CALLS: u64 = 100_000;
+const CALLS: u64 = 50_000;
 const TURNS: usize = 15;
+const KEYS: u64 = 1_000;
+
+/// A path of the service: its name, the bound of its ratio, its descriptors and the fields of its limit.
+struct Path {
+    name: &'static str,
+    bound: f64,
+    descriptors: u64,
+    fields: &'static str,
+    has_redis: bool,
+}
+
+impl Path {
+    const fn new(name: &'static str, bound: f64, fields: &'static str, has_redis: bool) -> Self {
+        Self { name, bound, descriptors: 1, fields, has_redis }
+    }
+
+    fn paths() -> [Self; 4] {
+        let memory = Self::new("memory", 0.85, "", false);
+        [
+            Self { name: "memory, 5 descriptors", bound: 1.15, descriptors: 5, ..memory },
+            memory,
+            Self::new("leased over Redis", 0.9, ", mode: leased, max_overshoot: 10%", true),
+            Self::new("strict over Redis", 1.4, "", true),
+        ]
+    }
+
+    fn start(&self, redis: &Redis) -> (Server, tempfile::TempDir) {
+        let dir = tempfile::tempdir().unwrap();
+        let limits = LIMITS.replace("unit: day", &format!("unit: day{}", self.fields));
+        std::fs::write(dir.path().join("shop.yaml"), limits).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+        command.args(ARGUMENTS).arg("--limits-paths").arg(dir.path());
+        if self.has_redis {
+            command.arg(format!("--store-url=redis://127.0.0.1:{}", redis.port));
+        }
+        (Server::start(&mut command), dir)
+    }
+}
+
+/// A private Redis, killed on drop.
+struct Redis {
+    process: Option<Child>,
+    port: u16,
+}
+
+impl Redis {
+    fn start() -> Self {
+        // A race: another process may take the port before Redis binds it.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let mut command = Command::new("redis-server");
+        command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
+        command.args(["--save", "", "--appendonly", "no"]).stdout(Stdio::null());
+        let process = command.spawn().expect("redis-server, or `-- memory`");
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Self { process: Some(process), port }
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        if let Some(process) = &mut self.process {
+            drop(process.kill());
+            drop(process.wait());
+        }
+    }
+}
 
 fn main() {
-    if std::env::args().any(|arg| arg == "--constant") {
+    let is_asked = |word: &str| std::env::args().any(|arg| arg == word);
+    if is_asked("--constant") {
         return tokio(2).block_on(serve_constant());
     }
-    let dir = tempfile::tempdir().unwrap();
-    std::fs::write(dir.path().join("shop.yaml"), LIMITS).unwrap();
-    let ours = Server::start(
-        Command::new(env!("CARGO_BIN_EXE_sluicegate"))
-            .args(ARGUMENTS)
-            .arg("--limits-paths")
-            .arg(dir.path()),
-    );
+    let only_memory = is_asked("memory");
+    let redis = if only_memory { Redis { process: None, port: 0 } } else { Redis::start() };
     let constant = Server::start(Command::new(std::env::current_exe().unwrap()).arg("--constant"));
     let client = tokio(1);
-    let cost = |server: &Server| client.block_on(server.cpu_per_call(CALLS)) / 1_000.0;
-    cost(&ours);
-    cost(&constant);
-    let turns: Vec<(f64, f64)> = (0..TURNS).map(|_| (cost(&ours), cost(&constant))).collect();
-    let ours = median(turns.iter().map(|turn| turn.0));
-    let constant = median(turns.iter().map(|turn| turn.1));
-    let ratio = median(turns.iter().map(|turn| turn.0 / turn.1));
     println!("server CPU per ShouldRateLimit, {CONNECTIONS} connections x {IN_FLIGHT} in flight");
-    println!("  sluicegate          {ours:>7.2} us");
-    println!("  constant answer     {constant:>7.2} us");
-    println!("  ratio               {ratio:>7.3}   (median of {TURNS} turns of {CALLS} calls)");
+    println!("{:<24} {:>8} {:>9} {:>6} {:>6}", "path", "us", "constant", "ratio", "bound");
+    for path in Path::paths().iter().filter(|path| !(path.has_redis && only_memory)) {
+        let (ours, _limits) = path.start(&redis);
+        let load = Load { descriptors: path.descriptors, ..Load::usual(KEYS) };
+        let cost =
+            |server: &Server| client.block_on(server.cpu_per_call_under(load, CALLS)) / 1_000.0;
+        (cost(&ours), cost(&constant));
+        let turns: Vec<_> = (0..TURNS).map(|_| (cost(&ours), cost(&constant))).collect();
+        let [ours, constant, ratio]: [fn(&(f64, f64)) -> f64; 3] =
+            [|turn| turn.0, |turn| turn.1, |turn| turn.0 / turn.1];
+        let [ours, constant, ratio] =
+            [ours, constant, ratio].map(|value| median(turns.iter().map(value)));
+        println!("{:<24} {ours:>8.2} {constant:>9.2} {ratio:>6.3} {:>6}", path.name, path.bound);
+    }
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

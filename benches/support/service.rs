@@ -83,8 +83,7 @@ impl Server {
 
     /// [`Server::cpu_per_call`] with checks of `keys` clients.
     pub(crate) async fn cpu_per_call_over(&self, keys: u64, calls: u64) -> f64 {
-        let load = Load { connections: CONNECTIONS, in_flight: CONNECTIONS * IN_FLIGHT, keys };
-        self.cpu_per_call_under(load, calls).await
+        self.cpu_per_call_under(Load::usual(keys), calls).await
     }
 
     /// CPU nanoseconds per decision for `calls` checks. They use the connections in turns.
@@ -96,7 +95,7 @@ impl Server {
         }
         let (clients, left) = (Arc::new(clients), Arc::new(AtomicU64::new(calls)));
         let before = self.on_processors();
-        let worker = |_| tokio::spawn(ask(Arc::clone(&clients), load.keys, Arc::clone(&left)));
+        let worker = |_| tokio::spawn(ask(Arc::clone(&clients), load, Arc::clone(&left)));
         let tasks: Vec<_> = (0..load.in_flight).map(worker).collect();
         for task in tasks {
             task.await.unwrap();
@@ -112,6 +111,15 @@ pub(crate) struct Load {
     /// The checks in flight on all connections.
     pub(crate) in_flight: usize,
     pub(crate) keys: u64,
+    /// The descriptors of each check, each with another key.
+    pub(crate) descriptors: u64,
+}
+
+impl Load {
+    /// Checks with one descriptor, [`IN_FLIGHT`] on each of [`CONNECTIONS`].
+    pub(crate) const fn usual(keys: u64) -> Self {
+        Self { connections: CONNECTIONS, in_flight: CONNECTIONS * IN_FLIGHT, keys, descriptors: 1 }
+    }
 }
 
 impl Drop for Server {
@@ -135,9 +143,11 @@ pub(crate) fn tokio(threads: usize) -> tokio::runtime::Runtime {
         .unwrap()
 }
 
-async fn ask(clients: Arc<Vec<RateLimitClient>>, keys: u64, left: Arc<AtomicU64>) {
+async fn ask(clients: Arc<Vec<RateLimitClient>>, load: Load, left: Arc<AtomicU64>) {
     while let Ok(number) = left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)) {
-        let check = check_of(vec![descriptor(number % keys)]);
+        let clients_of_check = number..number + load.descriptors;
+        let check =
+            check_of(clients_of_check.map(|client| descriptor(client % load.keys)).collect());
         let mut client = clients[number as usize % clients.len()].clone();
         let answer = client.should_rate_limit(check).await.unwrap().into_inner();
         assert_eq!(answer.overall_code, Code::Ok as i32);

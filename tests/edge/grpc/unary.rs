@@ -3,19 +3,23 @@
 use std::sync::Arc;
 
 use envoy_types::pb::envoy::service::ratelimit::v3::{RateLimitRequest, RateLimitResponse};
+use futures_util::FutureExt as _;
 use futures_util::future::join_all;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, SendStream};
 use hyper::body::Bytes;
 use prost::Message as _;
+use sluicegate::edge::ReplyOptions;
+use sluicegate::edge::grpc::rls::RateLimitService;
 use sluicegate::edge::health::Readiness;
 use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::codegen::http::request::Builder;
 use tonic::codegen::http::{HeaderMap, Request};
+use tonic::metadata::MetadataMap;
 
 use super::{METHOD, Served, framed, limited, served};
-use crate::edge::{descriptor, engine_with_concurrency, request};
+use crate::edge::{descriptor, engine, engine_with_concurrency, request, two_a_minute};
 use crate::support::waiting::soon;
 
 /// A client with this window for each reply, in bytes.
@@ -207,4 +211,20 @@ async fn a_client_that_resets_all_its_calls_delays_no_other_client() {
     let reply = call(&client(&served, 65_535).await, head(), other).await;
     assert_eq!(reply.code(), Code::Ok);
     served.shut_down().await.unwrap();
+}
+
+/// The two are the list of statuses, and the name of the limit in it.
+#[test]
+fn a_check_in_memory_allocates_only_its_reply() {
+    let service = RateLimitService::new(engine(two_a_minute()), ReplyOptions::default());
+    let metadata = MetadataMap::new();
+    let decide = |check| {
+        let reply = service.decide_call(&metadata, check).now_or_never();
+        reply.expect("memory answers at once").unwrap()
+    };
+    decide(request(vec![descriptor("k", "v")]));
+    let check = request(vec![descriptor("k", "v")]);
+    let mut replies = Vec::with_capacity(1);
+    let made = allocation_counter::measure(|| replies.push(decide(check)));
+    assert_eq!(made.count_total, 2, "{made:?}");
 }
