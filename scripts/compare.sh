@@ -5,7 +5,8 @@
 #   scripts/compare.sh NAME=HOST:PORT[,PID] ...               and other servers with a gRPC port
 #   scripts/compare.sh NAME=http://HOST:PORT/PATH[,PID] ...   and other servers with an HTTP port
 #
-# The constant handler replies to every check alike: what gRPC alone costs. The load is that of
+# The constant handler runs on tonic's server and returns one fixed reply. Its CPU is the unit of the
+# column `ratio`. The load is that of
 # `sluicegate bench`, one server after the other, with the same seed and keys. Without a PID, the
 # CPU of a server is not known. Other servers need a limit for the domain `shop` and the key
 # `api_key` that denies nothing, and their counters are charged.

@@ -1,8 +1,8 @@
-//! How the cost of a check grows, beside the law that it must follow.
+//! How the cost of a check grows, beside the expected growth.
 //!
 //! `cargo bench --features jemalloc --bench growth` prints a table; `-- --plot` also draws `docs/pictures/growth.svg`.
 //!
-//! | grows | from, to | measured | law |
+//! | grows | from, to | measured | expected |
 //! |---|---|---|---|
 //! | keys | 10³ to 10⁷ | time of a decision | constant, and the misses of the CPU's caches |
 //! | descriptors | 1 to 20 | time of a decision, for each descriptor | constant or falling |
@@ -27,7 +27,7 @@ mod service;
 /// The costs of one kind of growth, in nanoseconds for each check.
 pub struct Curve {
     pub what: &'static str,
-    pub law: &'static str,
+    pub expected: &'static str,
     /// Size and cost.
     pub points: Vec<(f64, f64)>,
 }
@@ -35,7 +35,7 @@ pub struct Curve {
 impl Curve {
     /// Measures each size once in each turn, and takes medians. `cost` returns nanoseconds.
     fn measure<P>(
-        (what, law): (&'static str, &'static str),
+        (what, expected): (&'static str, &'static str),
         turns: usize,
         sizes: &[P],
         size_of: impl Fn(&P) -> f64,
@@ -52,12 +52,12 @@ impl Curve {
             costs[costs.len() / 2]
         };
         let points = sizes.iter().map(size_of).zip(costs.into_iter().map(median)).collect();
-        Self { what, law, points }
+        Self { what, expected, points }
     }
 
     fn print(&self) {
         let first = self.points[0].1;
-        println!("{}: {}", self.what, self.law);
+        println!("{}: {}", self.what, self.expected);
         for (size, cost) in &self.points {
             println!("  {size:>10} {cost:>10.0} ns {:>6.2}", cost / first);
         }

@@ -32,7 +32,7 @@ fn panel(svg: &mut String, (left, top): (f64, f64), curve: &Curve) {
     writeln!(svg, "<rect x=\"{left}\" y=\"{top}\" width=\"{WIDTH}\" height=\"{HEIGHT}\" {frame}/>")
         .unwrap();
     text(svg, (left, top - 18.0), "#000", curve.what);
-    text(svg, (left, top - 5.0), GRAY, &format!("must be: {}", curve.law));
+    text(svg, (left, top - 5.0), GRAY, &format!("expected: {}", curve.expected));
     let (first, last) = (curve.points[0], curve.points[curve.points.len() - 1]);
     let decades = (last.0 / first.0).log10();
     let x = |size: f64| left + WIDTH * (0.03 + 0.94 * (size / first.0).log10() / decades);

@@ -6,9 +6,11 @@
 //! Not covered:
 //! - Systems without `/proc`.
 
+use std::io::ErrorKind;
+
 use crate::kernel::units::Nanos;
 
-/// The unit of CPU time in `/proc`: `USER_HZ` is 100 on every platform that this program is built for.
+/// The unit of CPU time in `/proc`, in nanoseconds: `USER_HZ` is 100 on x86-64 and arm64.
 const TICK: u64 = 10_000_000;
 
 /// Returns the CPU time of the process `pid` in user and kernel mode, in steps of 10 ms.
@@ -17,8 +19,11 @@ const TICK: u64 = 10_000_000;
 /// A message with the file that cannot be read.
 pub fn cpu_time(pid: u32) -> Result<Nanos, String> {
     let path = format!("/proc/{pid}/stat");
-    let text = std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-    parse_stat(&text).ok_or_else(|| format!("{path}: is not in the form of Linux"))
+    let text = std::fs::read_to_string(&path).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => format!("no process {pid} on this machine"),
+        _ => format!("{path}: {error}"),
+    })?;
+    parse_stat(&text).ok_or_else(|| format!("{path} is not a Linux stat file"))
 }
 
 /// Returns the CPU time in a file `stat`, or `None` if it has another form.

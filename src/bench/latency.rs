@@ -10,7 +10,7 @@
 
 use crate::kernel::units::Nanos;
 
-/// The buckets of one power of two, as a power of two.
+/// Each power of two has 2⁷ = 128 buckets.
 const PRECISION_BITS: u32 = 7;
 const BUCKETS: usize = ((64 - PRECISION_BITS as usize) << PRECISION_BITS) + (1 << PRECISION_BITS);
 

@@ -155,7 +155,7 @@ fn quantile(latencies: &LatencyHistogram, millionths: u64) -> String {
     }
 }
 
-/// Formats a time with three digits or more: `123µs`, `12.3ms`, `1.25s`.
+/// Formats a time in µs, ms or s.
 pub(super) fn time_text(time: Nanos) -> String {
     let micros = micros(time);
     match time.0 {

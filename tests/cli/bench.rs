@@ -281,7 +281,7 @@ fn errors_name_the_flag_and_the_fix() {
         (&["--address", "nonsense"], "--address `nonsense` must be HOST:PORT"),
         (&["--url", "https://a/json"], "HTTPS is not supported"),
         (&["--url", "nonsense"], "must be http://HOST:PORT/PATH"),
-        (&["--pid", "4294967295"], "--pid: /proc/4294967295/stat: "),
+        (&["--pid", "4294967295"], "--pid: no process 4294967295 on this machine"),
         (&["--limit", "5/day", "--copies", "2"], "--limit compares one limit"),
         (&["--limit", "5/day", "--rate", "1000000", "--duration", "1h"], "at most 5000000 checks"),
         (&["--limit", "5/day", "--burst", "3"], "--burst needs --strategy gcra"),

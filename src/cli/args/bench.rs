@@ -16,27 +16,27 @@ const LONGEST_TIMEOUT: Nanos = Nanos::from_secs(60);
 #[derive(Debug, Args)]
 #[command(group(ArgGroup::new("grpc_only").multiple(true).args(["address", "max_in_flight", "tls"])))]
 #[command(
-    after_help = "Charges the counters of the service that it calls, like every other client. Use a \
-domain of its own, or a service of its own. Ctrl-C ends the load and prints the results so far."
+    after_help = "Charges the counters of the service, as every caller does. Use a domain that no other \
+caller uses. Ctrl-C ends the load and prints the results so far."
 )]
 pub struct BenchArgs {
     /// Address of a gRPC port with `envoy.service.ratelimit.v3.RateLimitService`.
     #[arg(long, default_value = "127.0.0.1:8081", value_name = "HOST:PORT")]
     pub address: String,
-    /// Send POST with JSON to this URL instead, such as `http://127.0.0.1:8080/json`.
+    /// Send POST with JSON to this URL instead, such as `http://127.0.0.1:8080/json`. Without TLS.
     #[arg(long, value_name = "URL", conflicts_with = "grpc_only")]
     pub url: Option<String>,
     /// Domain of the checks.
     #[arg(long)]
     pub domain: String,
     /// One descriptor of each check: its entries in order, as `key=value,key=value`. `{key}` in a
-    /// value is the number of the key, from 0.
+    /// value stands for a number from 0 to `--keys` - 1. May be repeated.
     #[arg(long = "descriptor", value_name = "K=V,…", required = true)]
     pub descriptors: Vec<String>,
-    /// Send the descriptors this many times in each check, each time with another key.
+    /// Repeat the descriptors this many times in each check, each time with a randomly chosen key.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub copies: u32,
-    /// Number of keys.
+    /// Number of different values of `{key}`.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub keys: u32,
     /// Exponent of the Zipf distribution of the keys, 0 to 10. 0 uses all keys equally.
@@ -48,14 +48,14 @@ pub struct BenchArgs {
     /// Hits of each descriptor.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub hits: u32,
-    /// Checks per second, one number for each step. Sent at constant intervals, whether or not the
-    /// service replies.
+    /// Checks per second. Each number is one step, measured after the one before. Checks are sent at
+    /// constant intervals, whether or not the service replies.
     #[arg(long, value_name = "R,R,…", default_value = "1000", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rate: Vec<u32>,
     /// Duration of each step, 100ms to 1h.
     #[arg(long, value_name = "DURATION", default_value = "10s", value_parser = parse_step)]
     pub duration: Nanos,
-    /// Longest wait for a reply, 1ms to 60s.
+    /// Longest wait for a reply after the check was sent, 1ms to 60s.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = parse_timeout)]
     pub timeout: Nanos,
     /// Connections. Over HTTP, each has one check in flight.
@@ -69,7 +69,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "PID")]
     pub pid: Option<u32>,
     /// The limit of each key, such as `100/minute`: print the hits allowed above it, and the hits
-    /// denied below it.
+    /// denied although it had room.
     #[arg(long, value_name = "N/UNIT", value_parser = parse_limit)]
     pub limit: Option<RequestsPerUnit>,
     /// Strategy of `--limit`.

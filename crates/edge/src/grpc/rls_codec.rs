@@ -1,11 +1,11 @@
 //! Reads and answers the calls of `RateLimitService`, without tonic's codec and its allocations.
 //!
 //! Guarantees:
-//! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries. They are
-//!   counted before decoding: a message of 4 MiB with two million empty descriptors would take 100 MiB.
+//! - A decoded request has at most [`MAX_DESCRIPTORS`] descriptors and [`MAX_ENTRIES`] entries. Both are
+//!   counted before decoding. Otherwise, 4 MiB with two million empty descriptors would take 100 MiB.
 //! - A compressed message gets `UNIMPLEMENTED`, or `INTERNAL` if the call names no encoding.
 //! - A call without a message, or with more than one, gets `INTERNAL`.
-//! - Calls that cannot be read are counted.
+//! - Unreadable calls appear in the metrics of requests.
 
 use std::sync::Arc;
 
@@ -89,7 +89,7 @@ async fn read_request(
     mut body: BoundedBody,
 ) -> Result<BoundedRequest, Status> {
     check_encoding(headers)?;
-    // The body of a unary call is one frame.
+    // `BoundedBody::unary` joins all data into one frame.
     let frame = body.frame().await.ok_or_else(|| Status::internal("Missing request message."))?;
     let data = frame.map_err(Status::from_error)?.into_data().unwrap_or_default();
     let message = whole_message(&data)?;
