@@ -72,6 +72,8 @@ impl Path {
         command.args(ARGUMENTS).arg("--limits-paths").arg(dir.path());
         if self.has_redis {
             command.arg(format!("--store-url=redis://127.0.0.1:{}", redis.port));
+            // A busy machine may be slow; the call must not fail.
+            command.arg("--store-timeout=2s");
         }
         (Server::start(&mut command), dir)
     }
