@@ -8,7 +8,6 @@
 //!   that reaches its maximum age receives GOAWAY, too.
 //! - After GOAWAY, the open calls are finished. Only the connection's lifetime limits their time.
 
-use std::future::poll_fn;
 use std::pin::pin;
 use std::time::Duration;
 
@@ -20,7 +19,7 @@ use tokio_stream::StreamExt as _;
 use tonic::service::Routes;
 use tonic::transport::server::Connected as _;
 
-use super::call_batch::CallBatch;
+use super::call_batch::{CallBatch, RunningCalls};
 use super::incoming::{GrpcConnection, IncomingConnections, ShortIdleHandle};
 use super::peer_addresses::CountedConnection;
 use super::ping_timer::PingTimer;
@@ -80,7 +79,8 @@ async fn serve_connection(
     let _counted = CountedConnection::new(&connection.connect_info());
     let batch = CallBatch::default();
     let builder = http2_builder(batch.clone(), idle_handle.clone(), connection.timeouts());
-    let mut calls = pin!(builder.serve_connection(TokioIo::new(connection), router));
+    let serving = builder.serve_connection(TokioIo::new(connection), router);
+    let mut calls = RunningCalls::new(serving, batch);
     let max_age_reached = async {
         match max_age {
             Some(max_age) => sleep(max_age).await,
@@ -89,14 +89,14 @@ async fn serve_connection(
     };
     tokio::select! {
         // An error means that the client disconnected.
-        _ = poll_fn(|cx| batch.poll(calls.as_mut(), cx)) => return,
+        _ = &mut calls => return,
         _ = draining.changed() => {}
         () = max_age_reached => {}
     }
     // Shortens the idle timeout, so that a vanished client cannot delay the shutdown.
     let _guard = idle_handle.create_guard();
-    calls.as_mut().graceful_shutdown();
-    drop(poll_fn(|cx| batch.poll(calls.as_mut(), cx)).await);
+    calls.connection().graceful_shutdown();
+    drop(calls.await);
 }
 
 fn http2_builder(
