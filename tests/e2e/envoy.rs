@@ -173,9 +173,14 @@ impl Envoy {
         page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap()
     }
 
+    /// The lines of Envoy's statistics whose names match this regular expression.
+    pub fn statistics(&self, filter: &str) -> String {
+        http1::get(self.admin, &format!("/stats?filter={filter}"), &[]).unwrap().text()
+    }
+
     /// Value of a counter of Envoy, 0 if it does not exist.
     pub fn counter(&self, name: &str) -> u64 {
-        let page = http1::get(self.admin, &format!("/stats?filter=^{name}$"), &[]).unwrap().text();
+        let page = self.statistics(&format!("^{name}$"));
         page.trim().rsplit(' ').next().and_then(|count| count.parse().ok()).unwrap_or_default()
     }
 

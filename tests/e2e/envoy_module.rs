@@ -22,6 +22,7 @@ use std::sync::LazyLock;
 use super::envoy::{Envoy, Launch, Shipped, WhenDown, configured, replace_once};
 use super::upstream;
 use crate::support::http1;
+use crate::support::waiting::until;
 
 const VERSIONS: [&str; 3] = ["1.38", "1.39", "1.40"];
 
@@ -90,15 +91,41 @@ fn repeat_until_decided(mut test: impl FnMut() -> Result<(), LateReply>) {
     assert!(is_decided, "the failure rule decided a request of each attempt");
 }
 
-/// The number of requests that the failure rule decided.
+/// Waits until the counters include all earlier requests. `send` sends one that the filter counts.
+fn settle_with<T>(envoy: &Envoy, send: impl FnOnce() -> T) {
+    let counters = || envoy.statistics("^dynamicmodulescustom");
+    let before = counters();
+    send();
+    // One addition has all events before it.
+    let are_added = || if counters() == before { Err(before.clone()) } else { Ok(()) };
+    until("an addition to the counters", are_added).unwrap();
+}
+
+/// As [`settle_with`], with a request that the shipped configuration counts.
+fn settle(envoy: &Envoy) {
+    settle_with(envoy, || get(envoy, "/login", &[("x-user", "settle")]));
+}
+
+/// The number of requests that the failure rule decided, without later ones. Sends a request.
 fn fallbacks(envoy: &Envoy) -> u64 {
+    settle(envoy);
+    counted_fallbacks(envoy)
+}
+
+/// The number of requests that the failure rule decided, as Envoy counted them.
+fn counted_fallbacks(envoy: &Envoy) -> u64 {
     let names = ["fallback_allowed", "fallback_denied"];
     names.iter().map(|name| envoy.counter(&format!("dynamicmodulescustom.{name}"))).sum()
 }
 
-/// The number of requests that the filter decided.
-fn decided(envoy: &Envoy) -> u64 {
-    envoy.counter("dynamicmodulescustom.allowed.rule.none") + fallbacks(envoy)
+/// Waits until these counters of the filter have these values.
+fn wait_for_counts<const N: usize>(envoy: &Envoy, expected: [(&str, u64); N]) {
+    let counter = |name: &str| envoy.counter(&format!("dynamicmodulescustom.{name}"));
+    until("the counts", || match expected.map(|(name, _)| (name, counter(name))) {
+        counts if counts == expected => Ok(()),
+        counts => Err(format!("{counts:?} instead of {expected:?}\n{}", envoy.log())),
+    })
+    .unwrap();
 }
 
 #[test]
@@ -108,13 +135,13 @@ fn each_supported_envoy_runs_the_filter_with_its_route_configs() {
         // `/health` has no limits, and `/login` only one for each `x-user`.
         for (path, headers, checks) in [
             ("/", &[][..], 1),
-            ("/health", &[("x-api-key", "ann")], 0),
-            ("/login", &[("x-api-key", "ann")], 0),
-            ("/login", &[("x-user", "ann")], 1),
+            ("/health", &[("x-api-key", "ann")], 1),
+            ("/login", &[("x-api-key", "ann")], 1),
+            ("/login", &[("x-user", "ann")], 2),
         ] {
-            let before = decided(&envoy);
             assert_eq!(get(&envoy, path, headers), 200, "{version} {path}\n{}", envoy.log());
-            assert_eq!(decided(&envoy) - before, checks, "{version} {path} {headers:?}");
+            // The last request is counted, so its addition has all earlier ones.
+            wait_for_counts(&envoy, [("allowed.rule.none", 0), ("fallback_allowed", checks)]);
         }
         assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0, "{version}");
         assert!(envoy.stop().success(), "{version}: {}", envoy.log());
@@ -163,9 +190,7 @@ fn check_panic(hook: &str, when_down: WhenDown, status: u16, counter: &str) {
         assert_eq!(get(&envoy, "/", &[]), status, "{hook}: {}", envoy.log());
     }
     assert_eq!(get(&envoy, "/health", &[]), 200, "{hook}: a route without limits");
-    let counter = envoy.counter(&format!("dynamicmodulescustom.{counter}"));
-    let panics = envoy.counter("dynamicmodulescustom.panics");
-    assert_eq!((counter, panics), (3, 4), "{hook}");
+    wait_for_counts(&envoy, [(counter, 3), ("panics", 4)]);
     assert_eq!(envoy.log().matches("planted in").count(), 1, "{}", envoy.log());
 }
 
@@ -173,11 +198,10 @@ fn check_panic(hook: &str, when_down: WhenDown, status: u16, counter: &str) {
 fn a_panic_in_other_hooks_leaves_envoy_and_its_answers_alone() {
     for hook in OTHER_STREAM_HOOKS {
         let mut envoy = Envoy::launch(configuration(WhenDown::Allow), 0, &launch_with_panic(hook));
-        let before = decided(&envoy);
         for _ in 0..3 {
             assert_eq!(get(&envoy, "/", &[]), 200, "{hook}: {}", envoy.log());
         }
-        assert_eq!(decided(&envoy) - before, 3, "{hook}");
+        wait_for_counts(&envoy, [("fallback_allowed", 3)]);
         let panics = envoy.counter("dynamicmodulescustom.panics");
         assert!(2 <= panics, "{hook}: {panics} panics\n{}", envoy.log());
         assert!(envoy.stop().success(), "{hook}: {}", envoy.log());

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use super::super::envoy::{Envoy, Launch, Shipped, WhenDown, configured, replace_once};
 use super::super::{Traffic, ask, serve, upstream};
 use super::yardstick::{LateMachine, Replies, Yardstick, repeat_while_late};
-use super::{VERSIONS, launch};
+use super::{VERSIONS, launch, settle};
 use crate::support::http1::{Connection, Reply};
 use crate::support::ports;
 use crate::support::service::Service;
@@ -128,14 +128,14 @@ fn wait_for_loads(service: &Service, loads: u64) {
 }
 
 /// An Envoy whose listener is in a file that Envoy watches.
-struct WatchedListener {
+pub(super) struct WatchedListener {
     directory: TempDir,
-    listener: String,
+    pub(super) listener: String,
 }
 
 impl WatchedListener {
     /// Splits a configuration, and returns the rest.
-    fn new(text: &str) -> (Self, String) {
+    pub(super) fn new(text: &str) -> (Self, String) {
         let directory = tempfile::tempdir().unwrap();
         let (head, rest) = text.split_once("static_resources:\n  listeners:\n").unwrap();
         let (listener, clusters) = rest.split_once("  clusters:\n").unwrap();
@@ -158,7 +158,7 @@ impl WatchedListener {
         self.directory.path().join("listeners.yaml")
     }
 
-    fn replace(&self, listener: &str) {
+    pub(super) fn replace(&self, listener: &str) {
         replace_file(&self.path(), listener);
     }
 
@@ -168,7 +168,7 @@ impl WatchedListener {
         [head, ROUTER, tail].concat()
     }
 
-    fn with_all_headers(&self) -> String {
+    pub(super) fn with_all_headers(&self) -> String {
         let mut listener = self.listener.clone();
         replace_once(&mut listener, "headers: draft", "headers: all");
         listener
@@ -223,6 +223,7 @@ fn counts_around_changes(
         wait_for_config(ingress, |reply| !is_changed(reply));
         [before, during, count_allowed(ingress, &traffic, 300)]
     })?;
+    settle(&envoy);
     assert_eq!(envoy.counter("dynamicmodulescustom.panics"), 0);
     assert!(envoy.stop().success(), "{}", envoy.log());
     Ok(counts)
@@ -253,7 +254,7 @@ fn a_filter_that_is_removed_and_added_again_continues_its_counts() {
 }
 
 /// Waits until Envoy has dropped the filters of replaced listeners.
-fn wait_for_drained(envoy: &Envoy) {
+pub(super) fn wait_for_drained(envoy: &Envoy) {
     until("the end of old listeners", || {
         match envoy.counter("listener_manager.total_listeners_draining")
             + envoy.counter("listener_manager.total_filter_chains_draining")
@@ -368,6 +369,7 @@ fn hot_restart_fails_no_request_and_keeps_the_bound() {
         let mut parent = Envoy::launch(text.clone(), 0, &first);
         wait_until_limited(parent.ingress);
         let fallbacks = |envoy: &Envoy| envoy.counter("dynamicmodulescustom.fallback_denied");
+        settle(&parent);
         let (before, traffic) = (fallbacks(&parent), Traffic::with_pauses(PAUSE));
         let ((spent, child), _) = run_under_load(&traffic, &service, parent.ingress, || {
             Traffic::wait_for(&traffic.admitted, 100);
@@ -379,6 +381,7 @@ fn hot_restart_fails_no_request_and_keeps_the_bound() {
         })?;
         let allowed = traffic.admitted.load(Relaxed) + spent;
         assert!(allowed <= LIMIT + LIMIT / 10, "{allowed}");
+        settle(&child);
         let decided = ["allowed", "denied"].map(|verdict| {
             child.counter(&format!("dynamicmodulescustom.{verdict}.rule.shop.api_key"))
         });

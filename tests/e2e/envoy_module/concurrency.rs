@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use super::super::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use super::super::envoy_releases::with_endings;
 use super::certificates::Certificates;
-use super::launch;
+use super::{launch, settle_with};
 use crate::support::http1;
 use crate::support::ports;
 use crate::support::redis::Redis;
@@ -237,6 +237,11 @@ fn wait_for_key(envoy: &Envoy, key: &str) {
         status => Err(format!("{status}\n{}", envoy.log())),
     })
     .unwrap();
+}
+
+/// Waits until the counters include all earlier requests, by a request with [`KEY`].
+fn settle(envoy: &Envoy) {
+    settle_with(envoy, || status(&open(envoy.ingress, "/local", &api_key(KEY))));
 }
 
 fn fleet_page(service: &Service) -> Value {

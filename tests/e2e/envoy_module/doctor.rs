@@ -11,7 +11,7 @@ use sluicegate::cli::{self, CommandOutcome, Terminal};
 use super::super::{Limits, serve};
 use super::{
     LateReply, VERSIONS, configuration, fallbacks, get, launch, launch_with_panic,
-    repeat_until_decided,
+    repeat_until_decided, wait_for_counts,
 };
 use crate::e2e::envoy::{Envoy, Shipped, WhenDown, configured, replace_once};
 use crate::e2e::upstream;
@@ -84,6 +84,7 @@ fn an_envoy_without_its_service_is_not_connected() {
     assert_eq!(codes(&envoy, &[]), [""; 0]);
     assert_eq!(codes(&envoy, &["--server", &admin_url(&other)]), ["!connection"]);
     assert_eq!(get(&envoy, "/", &[]), 200);
+    wait_for_counts(&envoy, [("fallback_allowed", 1)]);
     assert_eq!(codes(&envoy, &[]), ["fallback"]);
     let (outcome, out, _) = doctor(&envoy.admin_url(), &[]);
     assert_eq!(outcome, CommandOutcome::Success, "a warning: {out}");
@@ -121,6 +122,7 @@ fn modules_that_envoy_may_unload_are_a_warning() {
 fn panics_in_the_module_are_an_error() {
     let envoy = Envoy::launch(configuration(WhenDown::Deny), 0, &launch_with_panic("filter_new"));
     assert_eq!(get(&envoy, "/", &[]), 503);
+    wait_for_counts(&envoy, [("panics", 1), ("fallback_denied", 1)]);
     assert_eq!(codes(&envoy, &[]), ["!panics", "fallback"]);
     assert_eq!(doctor(&envoy.admin_url(), &[]).0, CommandOutcome::Negative);
 }

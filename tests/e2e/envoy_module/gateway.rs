@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use sluicegate::cli::{self, CommandOutcome, Terminal};
 
 use super::super::{Limits, serve};
-use super::{LateReply, MODULE, fallbacks, get, launch, repeat_until_decided};
+use super::{LateReply, MODULE, counted_fallbacks, get, launch, repeat_until_decided, settle_with};
 use crate::e2e::envoy::Envoy;
 use crate::support::waiting::for_a_day_with_a_minute_left;
 
@@ -80,7 +80,8 @@ fn envoy_gateway_form_limits_only_enabled_routes() {
 fn check_routes(version: &'static str, config: &str, key: &str) -> Result<(), LateReply> {
     let envoy = Envoy::launch(form(config), 0, &launch(version));
     let statuses = [(); 5].map(|()| get(&envoy, "/", &[("x-api-key", key)]));
-    if 0 < fallbacks(&envoy) {
+    settle_with(&envoy, || get(&envoy, "/", &[("x-api-key", "settle")]));
+    if 0 < counted_fallbacks(&envoy) {
         return Err(LateReply);
     }
     assert_eq!(statuses, [200, 200, 200, 429, 429], "{version}: {}", envoy.log());

@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use super::super::envoy::{Envoy, Shipped, WhenDown, configured};
 use super::super::{ask, upstream};
-use super::launch;
 use super::yardstick::Yardstick;
+use super::{launch, settle};
+use crate::support::http1::Reply;
 use crate::support::ports;
 use crate::support::service::Service;
 use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
@@ -60,6 +61,7 @@ impl Scene {
             _ => Ok(()),
         })
         .unwrap();
+        settle(&scene.envoy);
         scene
     }
 
@@ -81,14 +83,23 @@ impl Scene {
     fn spend_leased_hits(&self) -> (u64, u16) {
         let before = self.counts();
         for _ in 0..2 * MAX_OVERSHOOT {
-            let status = ask(self.envoy.ingress, "ann").status;
-            let after = self.counts();
-            if before.by_failure_rule < after.by_failure_rule {
-                return (after.by_rule - before.by_rule, status);
+            let reply = ask(self.envoy.ingress, "ann");
+            if !is_limited(&reply) {
+                let after = self.wait_for_fallbacks(before.by_failure_rule + 1);
+                return (after.by_rule - before.by_rule, reply.status);
             }
-            assert_eq!(status, 200, "{}", self.envoy.log());
+            assert_eq!(reply.status, 200, "{}", self.envoy.log());
         }
         panic!("no hit is missing: {:?} then {:?}", before, self.counts());
+    }
+
+    /// Waits until Envoy has counted this many decisions of the failure rule, or more.
+    fn wait_for_fallbacks(&self, count: u64) -> Counts {
+        let counted = || match self.counts() {
+            counts if counts.by_failure_rule < count => Err(format!("{counts:?}")),
+            counts => Ok(counts),
+        };
+        until("the count of a fallback", counted).unwrap()
     }
 
     /// Waits until a limit decides, which must be soon after Sluicegate is back. The yardstick are
@@ -96,9 +107,8 @@ impl Scene {
     fn check_recovery(&self) {
         let (back_at, yardstick) = (now(), Yardstick::start(&self.service));
         until("the limits", || {
-            let before = self.counts();
-            let after = self.ask_and_count();
-            if before.by_rule < after.by_rule { Ok(()) } else { Err(self.envoy.log()) }
+            let reply = ask(self.envoy.ingress, "ann");
+            if is_limited(&reply) { Ok(()) } else { Err(self.envoy.log()) }
         })
         .unwrap();
         let applied_at = now();
@@ -107,6 +117,11 @@ impl Scene {
         let details = format!("{time:?}, with replies of {slowest:?}\n{}", self.envoy.log());
         assert!(time <= RECOVERY_TIME + STEPS * slowest, "{details}");
     }
+}
+
+/// Returns `true` if a limit decided, not the failure rule.
+fn is_limited(reply: &Reply) -> bool {
+    reply.header("ratelimit-policy").is_some()
 }
 
 /// Tests outages until one begins with leased hits.
@@ -126,7 +141,7 @@ fn check_outage(
         for _ in 0..5 {
             assert_eq!(ask(scene.envoy.ingress, "ann").status, expected);
         }
-        assert_eq!(scene.counts().by_failure_rule - fallbacks, 5);
+        assert_eq!(scene.wait_for_fallbacks(fallbacks + 5).by_failure_rule, fallbacks + 5);
         end(&mut scene);
         scene.check_recovery();
         0 < spent

@@ -5,7 +5,7 @@
 //! - The limit decides in the outage, not the filter's `failure`.
 //! - After the outage, all Envoys share the limit again.
 
-use super::{Fleet, FleetTimes, SHARED, STRICT};
+use super::{Fleet, FleetTimes, SHARED, STRICT, settle};
 
 const LIMIT: usize = 2;
 
@@ -19,8 +19,10 @@ fn expect_no_fallback(fleet: &Fleet, before: u64) {
     assert_eq!(fallbacks(fleet), before, "{}", fleet.envoys[0].log());
 }
 
+/// The number of requests that the failure rule decided. Sends a request to each Envoy.
 fn fallbacks(fleet: &Fleet) -> u64 {
     let count = |envoy: &crate::e2e::envoy::Envoy| {
+        settle(envoy);
         envoy.counter("dynamicmodulescustom.fallback_denied")
             + envoy.counter("dynamicmodulescustom.fallback_allowed")
     };

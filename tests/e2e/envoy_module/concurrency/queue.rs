@@ -14,7 +14,7 @@ use super::super::super::envoy::{Envoy, replace_once};
 use super::super::super::stepwise_upstream::Visits;
 use super::super::launch;
 use super::{
-    KEY, REJECTED, api_key, configuration, open, status, wait_for_key, wait_for_permit,
+    KEY, REJECTED, api_key, configuration, open, settle, status, wait_for_key, wait_for_permit,
     wait_for_waiting,
 };
 use crate::support::http1::{self, Reply};
@@ -64,6 +64,7 @@ impl Scene {
         for key in ["hasty", "without-queue"] {
             wait_for_key(&envoy, key);
         }
+        settle(&envoy);
         Self { service, envoy, upstream }
     }
 
@@ -120,6 +121,7 @@ fn waiting_requests_get_the_permit_and_one_more_is_rejected() {
         assert_eq!(client.join().unwrap().status, 200);
     }
     scene.wait_for_waiting(0);
+    settle(&scene.envoy);
     assert_eq!(scene.envoy.counter("dynamicmodulescustom.fallback_denied"), before);
 }
 
