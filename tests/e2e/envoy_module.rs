@@ -7,6 +7,7 @@
 mod certificates;
 mod changes;
 mod concurrency;
+mod counts;
 mod doctor;
 mod fleet;
 mod gateway;

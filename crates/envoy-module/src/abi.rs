@@ -1,6 +1,7 @@
 //! The binary interface of Envoy's dynamic modules, for HTTP filters. The only unsafe code.
 //!
-//! This file has Envoy's functions, and the child module the hooks, which Envoy calls.
+//! This file has Envoy's functions for streams. The child modules have its functions for configs,
+//! and the hooks, which Envoy calls.
 //!
 //! Guarantees:
 //! - Envoy's functions are found at run time, so the module loads in every Envoy.
@@ -13,6 +14,7 @@
 //! meaning of each function.
 #![allow(unsafe_code)]
 
+mod config;
 mod hooks;
 
 use std::ffi::{CStr, c_void};
@@ -23,7 +25,9 @@ use sluicegate_descriptors::filter_config::RouteFilterConfig;
 use smallvec::SmallVec;
 
 use crate::log::LogLevel;
-use crate::stream::{CounterId, EnvoyStream, HeaderMap, HeaderValue, LocalResponse, WakeFn};
+use crate::stream::{
+    CounterId, CounterSink, EnvoyStream, HeaderMap, HeaderValue, LocalResponse, WakeFn,
+};
 
 /// An object of Envoy.
 type Handle = *mut c_void;
@@ -54,14 +58,17 @@ struct HeaderPair {
 }
 
 macro_rules! callbacks {
-    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)*) => {
-        /// Envoy's functions, by their names without the prefix.
+    (
+        $(#[$attribute:meta])*
+        struct $table:ident { $($name:ident: fn($($argument:ty),*) $(-> $result:ty)?;)* }
+    ) => {
+        $(#[$attribute])*
         #[derive(Debug)]
-        struct Callbacks {
+        struct $table {
             $($name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
         }
 
-        impl Callbacks {
+        impl $table {
             /// Finds all functions.
             ///
             /// # Errors
@@ -73,9 +80,9 @@ macro_rules! callbacks {
                     // in all tested versions.
                     let $name = unsafe {
                         std::mem::transmute::<
-                            Handle,
+                            $crate::abi::Handle,
                             Option<unsafe extern "C" fn($($argument),*) $(-> $result)?>,
-                        >(find_symbol(name))
+                        >($crate::abi::find_symbol(name))
                     };
                 )*
                 match ($($name,)*) {
@@ -90,23 +97,27 @@ macro_rules! callbacks {
         }
     };
 }
+use callbacks;
 
 callbacks! {
-    get_most_specific_route_config: fn(Handle) -> *const c_void;
-    http_filter_config_define_counter: fn(Handle, Buffer, *const Buffer, usize, *mut usize) -> u32;
-    http_filter_continue_decoding: fn(Handle);
-    http_filter_get_attribute_string: fn(Handle, u32, *mut Buffer) -> bool;
-    http_filter_increment_counter: fn(Handle, usize, *const Buffer, usize, u64) -> u32;
-    http_filter_scheduler_commit: fn(Handle, u64);
-    http_filter_scheduler_delete: fn(Handle);
-    http_filter_scheduler_new: fn(Handle) -> Handle;
-    http_get_header: fn(Handle, u32, Buffer, *mut Buffer, usize, *mut usize) -> bool;
-    http_get_metadata_string: fn(Handle, u32, Buffer, Buffer, *mut Buffer) -> bool;
-    http_send_response: fn(Handle, u32, *const HeaderPair, usize, Buffer, Buffer);
-    http_set_dynamic_metadata_string: fn(Handle, Buffer, Buffer, Buffer);
-    http_set_header: fn(Handle, u32, Buffer, Buffer) -> bool;
-    is_validation_mode: fn() -> bool;
-    log: fn(u32, Buffer);
+    /// Envoy's functions, by their names without the prefix.
+    struct Callbacks {
+        get_most_specific_route_config: fn(Handle) -> *const c_void;
+        http_filter_config_define_counter: fn(Handle, Buffer, *const Buffer, usize, *mut usize) -> u32;
+        http_filter_continue_decoding: fn(Handle);
+        http_filter_get_attribute_string: fn(Handle, u32, *mut Buffer) -> bool;
+        http_filter_increment_counter: fn(Handle, usize, *const Buffer, usize, u64) -> u32;
+        http_filter_scheduler_commit: fn(Handle, u64);
+        http_filter_scheduler_delete: fn(Handle);
+        http_filter_scheduler_new: fn(Handle) -> Handle;
+        http_get_header: fn(Handle, u32, Buffer, *mut Buffer, usize, *mut usize) -> bool;
+        http_get_metadata_string: fn(Handle, u32, Buffer, Buffer, *mut Buffer) -> bool;
+        http_send_response: fn(Handle, u32, *const HeaderPair, usize, Buffer, Buffer);
+        http_set_dynamic_metadata_string: fn(Handle, Buffer, Buffer, Buffer);
+        http_set_header: fn(Handle, u32, Buffer, Buffer) -> bool;
+        is_validation_mode: fn() -> bool;
+        log: fn(u32, Buffer);
+    }
 }
 
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
@@ -153,6 +164,14 @@ impl AbiStream {
     }
 }
 
+impl CounterSink for AbiStream {
+    fn increment(&self, counter: CounterId, labels: &[&str], value: u64) {
+        let add = self.callbacks.http_filter_increment_counter;
+        // SAFETY: the stream exists during the hook. `config_new` defined the counter.
+        unsafe { increment_counter(add, self.handle, (counter, labels, value)) }
+    }
+}
+
 impl EnvoyStream for AbiStream {
     fn header(&self, map: HeaderMap, name: &str, index: usize) -> Option<HeaderValue<'_>> {
         let (mut value, mut count) = (Buffer::EMPTY, 0);
@@ -195,13 +214,6 @@ impl EnvoyStream for AbiStream {
         }
     }
 
-    fn increment(&self, CounterId(id): CounterId, labels: &[&str], value: u64) {
-        let labels: SmallVec<[Buffer; 2]> = labels.iter().map(|label| Buffer::new(label)).collect();
-        let add = self.callbacks.http_filter_increment_counter;
-        // SAFETY: the labels are valid during the call; `config_new` defined the counter.
-        let _status = unsafe { add(self.handle, id, labels.as_ptr(), labels.len(), value) };
-    }
-
     fn set_metadata(&mut self, namespace: &str, key: &str, value: &str) {
         let [namespace, key, value] = [namespace, key, value].map(Buffer::new);
         // SAFETY: Envoy copies the texts.
@@ -219,7 +231,11 @@ impl EnvoyStream for AbiStream {
     fn wake_fn(&self) -> Option<WakeFn> {
         // SAFETY: this runs on the stream's worker, as Envoy requires.
         let handle = unsafe { (self.callbacks.http_filter_scheduler_new)(self.handle) };
-        let scheduler = StreamScheduler { callbacks: self.callbacks, handle };
+        let scheduler = Scheduler {
+            commit: self.callbacks.http_filter_scheduler_commit,
+            delete: self.callbacks.http_filter_scheduler_delete,
+            handle,
+        };
         (!handle.is_null()).then(|| -> WakeFn { Box::new(move || scheduler.commit()) })
     }
 
@@ -243,27 +259,48 @@ impl EnvoyStream for AbiStream {
     }
 }
 
-/// Wakes a stream from any thread. Envoy ignores it after the end of the stream.
-struct StreamScheduler {
-    callbacks: &'static Callbacks,
+/// Makes Envoy call a hook of a stream or config. Envoy ignores it after their end.
+struct Scheduler {
+    commit: unsafe extern "C" fn(Handle, u64),
+    delete: unsafe extern "C" fn(Handle),
     handle: Handle,
 }
 
 // SAFETY: Envoy allows commit and delete on any thread.
-unsafe impl Send for StreamScheduler {}
+unsafe impl Send for Scheduler {}
 
-impl StreamScheduler {
+// SAFETY: Envoy allows commits on several threads at once.
+unsafe impl Sync for Scheduler {}
+
+impl Scheduler {
     fn commit(&self) {
         // SAFETY: the scheduler exists until it is dropped.
-        unsafe { (self.callbacks.http_filter_scheduler_commit)(self.handle, 0) }
+        unsafe { (self.commit)(self.handle, 0) }
     }
 }
 
-impl Drop for StreamScheduler {
+impl Drop for Scheduler {
     fn drop(&mut self) {
         // SAFETY: the module owns the scheduler, and deletes it once.
-        unsafe { (self.callbacks.http_filter_scheduler_delete)(self.handle) }
+        unsafe { (self.delete)(self.handle) }
     }
+}
+
+/// A function of Envoy that adds to a counter.
+type IncrementFn = unsafe extern "C" fn(Handle, usize, *const Buffer, usize, u64) -> u32;
+
+/// Adds to a counter of a stream or config.
+///
+/// # Safety
+/// `handle` must exist, and be of the type that `add` takes.
+unsafe fn increment_counter(
+    add: IncrementFn,
+    handle: Handle,
+    (CounterId(id), labels, value): (CounterId, &[&str], u64),
+) {
+    let labels: SmallVec<[Buffer; 2]> = labels.iter().map(|label| Buffer::new(label)).collect();
+    // SAFETY: the labels are valid during the call. An unknown counter is only an error.
+    let _status = unsafe { add(handle, id, labels.as_ptr(), labels.len(), value) };
 }
 
 fn write_log(level: LogLevel, message: &str) {

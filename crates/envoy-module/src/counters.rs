@@ -9,11 +9,35 @@
 //! | `memory_refused` | requests, and calls for their rules, without memory |
 //! | `panics` | panics in the filter |
 
+use std::sync::Arc;
+
 use crate::limiter::{Answer, RuleVerdict};
-use crate::stream::{CounterId, EnvoyStream};
+use crate::stream::{CounterId, CounterSink};
 
 /// Defines a counter with label names, or returns `None` if Envoy refuses.
 pub(crate) type DefineCounter<'d> = dyn FnMut(&str, &[&str]) -> Option<CounterId> + 'd;
+
+/// An event that a counter counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event<'e> {
+    /// A decision of the rule with this path.
+    Rule { path: &'e Arc<str>, is_allowed: bool },
+    /// An event without a rule.
+    Plain(PlainEvent),
+}
+
+/// An event without a rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PlainEvent {
+    /// A request that no rule matched.
+    Unmatched,
+    FallbackAllowed,
+    FallbackDenied,
+    BorrowedHit,
+    Wait,
+    MemoryRefused,
+    Panic,
+}
 
 /// The numbers of the filter's counters.
 #[derive(Clone, Debug)]
@@ -28,12 +52,16 @@ pub(crate) struct Counters {
     panics: CounterId,
 }
 
-/// The number of events since they were counted last.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UncountedEvents {
-    pub(crate) panics: u64,
-    pub(crate) borrowed_hits: u64,
-    pub(crate) memory_refused: u64,
+impl PlainEvent {
+    pub(crate) const ALL: [Self; 7] = [
+        Self::Unmatched,
+        Self::FallbackAllowed,
+        Self::FallbackDenied,
+        Self::BorrowedHit,
+        Self::Wait,
+        Self::MemoryRefused,
+        Self::Panic,
+    ];
 }
 
 impl Counters {
@@ -50,35 +78,40 @@ impl Counters {
         })
     }
 
-    pub(crate) fn count_answer(&self, stream: &impl EnvoyStream, answer: &Answer) {
-        match answer.verdict {
-            RuleVerdict::FallbackAllow => stream.increment(self.fallback_allowed, &[], 1),
-            RuleVerdict::FallbackDeny => stream.increment(self.fallback_denied, &[], 1),
-            RuleVerdict::Allow if answer.rules.is_empty() => {
-                stream.increment(self.allowed, &["none"], 1);
+    /// Adds a number of equal events to their counter.
+    pub(crate) fn add(&self, sink: &impl CounterSink, event: Event<'_>, count: u64) {
+        match event {
+            Event::Rule { path, is_allowed } => {
+                let counter = if is_allowed { self.allowed } else { self.denied };
+                sink.increment(counter, &[path], count);
             }
-            _ => {}
-        }
-        for (rule, is_allowed) in &answer.rules {
-            let counter = if *is_allowed { self.allowed } else { self.denied };
-            stream.increment(counter, &[rule], 1);
+            Event::Plain(PlainEvent::Unmatched) => sink.increment(self.allowed, &["none"], count),
+            Event::Plain(event) => sink.increment(self.unlabelled(event), &[], count),
         }
     }
 
-    pub(crate) fn count_wait(&self, stream: &impl EnvoyStream) {
-        stream.increment(self.waits, &[], 1);
-    }
-
-    /// Counts events that happened outside of a stream.
-    pub(crate) fn count_events(&self, stream: &impl EnvoyStream, events: &UncountedEvents) {
-        for (counter, count) in [
-            (self.panics, events.panics),
-            (self.borrowed_hits, events.borrowed_hits),
-            (self.memory_refused, events.memory_refused),
-        ] {
-            if count != 0 {
-                stream.increment(counter, &[], count);
-            }
+    const fn unlabelled(&self, event: PlainEvent) -> CounterId {
+        match event {
+            PlainEvent::Unmatched => self.allowed,
+            PlainEvent::FallbackAllowed => self.fallback_allowed,
+            PlainEvent::FallbackDenied => self.fallback_denied,
+            PlainEvent::BorrowedHit => self.borrowed_hits,
+            PlainEvent::Wait => self.waits,
+            PlainEvent::MemoryRefused => self.memory_refused,
+            PlainEvent::Panic => self.panics,
         }
     }
+}
+
+/// Returns the events of an answer.
+pub(crate) fn events(answer: &Answer) -> impl Iterator<Item = Event<'_>> + Clone {
+    let request = match answer.verdict {
+        RuleVerdict::FallbackAllow => Some(PlainEvent::FallbackAllowed),
+        RuleVerdict::FallbackDeny => Some(PlainEvent::FallbackDenied),
+        RuleVerdict::Allow if answer.rules.is_empty() => Some(PlainEvent::Unmatched),
+        _ => None,
+    };
+    let rules = answer.rules.iter();
+    let rules = rules.map(|(path, is_allowed)| Event::Rule { path, is_allowed: *is_allowed });
+    request.map(Event::Plain).into_iter().chain(rules)
 }

@@ -8,9 +8,11 @@
 //! - Response hooks work for streams without request hooks.
 
 use std::cell::Cell;
+use std::iter;
 use std::sync::Arc;
 
 use crate::answer::{record_decision, send_denial};
+use crate::counters::{Event, PlainEvent, events};
 use crate::guard::plant;
 use crate::headers::limit_headers;
 use crate::in_flight::InFlightRequest;
@@ -54,10 +56,13 @@ impl StreamFilter {
 
     /// Checks a request at its headers.
     pub(crate) fn on_request_headers(&self, stream: impl EnvoyStream) -> HeadersStatus {
-        self.module.count_events(&stream);
+        self.module.count_outside_events(&stream);
         match self.state.take() {
             StreamState::Unchecked => {}
-            StreamState::Broken => return self.fall_back(stream),
+            StreamState::Broken => {
+                self.module.count_panic(&stream);
+                return self.fall_back(stream);
+            }
             state => {
                 self.state.set(state);
                 return HeadersStatus::Continue;
@@ -125,7 +130,7 @@ impl StreamFilter {
                 HeadersStatus::Continue
             }
             _ => {
-                self.module.count_events(&stream);
+                self.module.count_panic(&stream);
                 self.fall_back(stream)
             }
         }
@@ -138,13 +143,13 @@ impl StreamFilter {
             self.state.set(state);
             return;
         }
-        self.module.count_events(&stream);
+        self.module.count_panic(&stream);
         self.apply_late(stream, &self.failed_answer());
     }
 
     /// Counts the panic of another hook.
     pub(crate) fn after_panic(&self, stream: &impl EnvoyStream) {
-        self.module.count_events(stream);
+        self.module.count_panic(stream);
     }
 
     /// Keeps the permits of a request until its end.
@@ -177,7 +182,7 @@ impl StreamFilter {
     }
 
     fn wait(&self, stream: impl EnvoyStream, pending: PendingAnswer) -> HeadersStatus {
-        self.module.counters.count_wait(&stream);
+        self.module.count(&stream, iter::once(Event::Plain(PlainEvent::Wait)));
         let Some(wake) = stream.wake_fn() else { return self.fall_back(stream) };
         pending.wake_with(wake);
         self.state.set(StreamState::Waiting(pending));
@@ -219,7 +224,7 @@ impl StreamFilter {
     /// Counts and records an answer, and returns `true` if the request continues. From here on, a
     /// panic must neither continue nor answer the request again.
     fn record(&self, stream: &mut impl EnvoyStream, answer: &Answer) -> bool {
-        self.module.counters.count_answer(stream, answer);
+        self.module.count(stream, events(answer));
         record_decision(stream, answer);
         let is_allowed = answer.verdict.is_allowed();
         let allowed = StreamState::Allowed(answer.reported);

@@ -10,6 +10,7 @@
 //! - A future Envoy that changes the signature of a function: only tested versions are safe.
 
 mod abi;
+mod additions;
 mod answer;
 mod config_text;
 mod counters;
@@ -22,3 +23,4 @@ mod log;
 mod module;
 mod request;
 mod stream;
+mod sums;

@@ -45,11 +45,17 @@ pub(crate) struct LocalResponse<'r> {
 /// A function that wakes a waiting stream. It may run on any thread.
 pub(crate) type WakeFn = Box<dyn FnOnce() + Send>;
 
+/// Envoy's counters, as a hook of a stream or of a config sees them.
+pub(crate) trait CounterSink {
+    /// Adds to a counter. The labels are the values of the names in its definition.
+    fn increment(&self, counter: CounterId, labels: &[&str], value: u64);
+}
+
 /// One HTTP stream during one hook.
 ///
 /// Values that it returns end before the next change of the stream. The methods that end the hook's
 /// part of the stream consume it, because Envoy may then destroy the stream.
-pub(crate) trait EnvoyStream: Sized {
+pub(crate) trait EnvoyStream: CounterSink + Sized {
     /// Returns the value of a header with this lower-case name; the first has the index 0.
     fn header(&self, map: HeaderMap, name: &str, index: usize) -> Option<HeaderValue<'_>>;
 
@@ -64,9 +70,6 @@ pub(crate) trait EnvoyStream: Sized {
 
     /// Returns the config of the route.
     fn route_config(&self) -> Option<&RouteFilterConfig>;
-
-    /// Adds to a counter. The labels are the values of the names in its definition.
-    fn increment(&self, counter: CounterId, labels: &[&str], value: u64);
 
     /// Writes a text to the dynamic metadata.
     fn set_metadata(&mut self, namespace: &str, key: &str, value: &str);

@@ -11,12 +11,13 @@ use std::sync::Arc;
 
 use sluicegate_descriptors::filter_config::RouteFilterConfig;
 
+use super::config::{ConfigCounters, ConfiguredFilter, schedule_fn};
 use super::{AbiStream, Buffer, CALLBACKS, Callbacks, Handle, HeaderPair, find_symbol, write_log};
 use crate::config_text::to_json;
 use crate::filter::StreamFilter;
 use crate::guard;
 use crate::log::{self, LogLevel};
-use crate::module::{ConfigError, FilterModule, RunMode, read_route_config};
+use crate::module::{ConfigError, EnvoyConfig, FilterModule, RunMode, read_route_config};
 use crate::stream::{CounterId, HeadersStatus};
 
 /// The result `Continue` of hooks for bodies and trailers.
@@ -63,19 +64,21 @@ fn make_config<C>(
             result.inspect_err(log_rejection).ok()
         },
     );
-    config.map_or(ptr::null(), |config| Arc::into_raw(Arc::new(config)).cast())
+    config.map_or(ptr::null(), |config| Box::into_raw(Box::new(config)).cast_const().cast())
 }
 
 fn log_rejection(error: &ConfigError) {
     log::write(LogLevel::Error, &format!("sluicegate: filter config rejected: {error}"));
 }
 
-/// Drops a config that [`make_config`] made.
-fn drop_config<C>(name: &'static str, config: *const c_void) {
-    if !config.is_null() {
-        // SAFETY: Envoy returns the pointer once, and does not use it later.
-        guard::run(name, (), || (), || drop(unsafe { Arc::from_raw(config.cast::<C>()) }));
+/// Takes a config that [`make_config`] made, and drops it after `close`.
+fn drop_config<C>(name: &'static str, config: *const c_void, close: impl FnOnce(&C)) {
+    if config.is_null() {
+        return;
     }
+    // SAFETY: Envoy returns the pointer once, and does not use it later.
+    let config = unsafe { Box::from_raw(config.cast_mut().cast::<C>()) };
+    guard::run(name, (), || (), move || close(&config));
 }
 
 #[unsafe(no_mangle)]
@@ -121,13 +124,36 @@ extern "C" fn envoy_dynamic_module_on_http_filter_config_new(
         // SAFETY: the function has no arguments.
         let is_validation = unsafe { (callbacks.is_validation_mode)() };
         let mode = if is_validation { RunMode::Validate } else { RunMode::Serve };
-        FilterModule::new(name, json, mode, &mut define)
+        // SAFETY: Envoy keeps the config until `config_destroy`.
+        let schedule = unsafe { schedule_fn(handle) };
+        let envoy = EnvoyConfig { mode, define: &mut define, schedule };
+        let module = Arc::new(FilterModule::new(name, json, envoy)?);
+        Ok(ConfiguredFilter { module, handle })
     })
 }
 
 #[unsafe(no_mangle)]
+extern "C" fn envoy_dynamic_module_on_http_filter_config_scheduled(
+    handle: Handle,
+    config: *const c_void,
+    _event: u64,
+) {
+    // SAFETY: the pointer is null or comes from `config_new`, and Envoy keeps the config in the hook.
+    let config = unsafe { config.cast::<ConfiguredFilter>().as_ref() };
+    let Some(config) = config else { return };
+    // SAFETY: as above.
+    let Some(counters) = (unsafe { ConfigCounters::new(handle) }) else { return };
+    guard::run("config_scheduled", (), || (), || config.module.add_events(&counters));
+}
+
+#[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_http_filter_config_destroy(config: *const c_void) {
-    drop_config::<FilterModule>("config_destroy", config);
+    drop_config::<ConfiguredFilter>("config_destroy", config, |config| {
+        // SAFETY: Envoy's config exists until the end of this hook.
+        if let Some(counters) = unsafe { ConfigCounters::new(config.handle) } {
+            config.module.close(&counters);
+        }
+    });
 }
 
 #[unsafe(no_mangle)]
@@ -140,7 +166,7 @@ extern "C" fn envoy_dynamic_module_on_http_filter_per_route_config_new(
 
 #[unsafe(no_mangle)]
 extern "C" fn envoy_dynamic_module_on_http_filter_per_route_config_destroy(config: *const c_void) {
-    drop_config::<RouteFilterConfig>("route_config_destroy", config);
+    drop_config::<RouteFilterConfig>("route_config_destroy", config, |_| ());
 }
 
 #[unsafe(no_mangle)]
@@ -148,18 +174,16 @@ extern "C" fn envoy_dynamic_module_on_http_filter_new(
     config: *const c_void,
     _: Handle,
 ) -> *const c_void {
-    let module = config.cast::<FilterModule>();
     // SAFETY: the pointer comes from `config_new`, and Envoy keeps the config during the hook.
-    let module = unsafe {
-        Arc::increment_strong_count(module);
-        Arc::from_raw(module)
+    let Some(config) = (unsafe { config.cast::<ConfiguredFilter>().as_ref() }) else {
+        return ptr::null();
     };
-    let broken = || StreamFilter::broken(Arc::clone(&module));
+    let module = || Arc::clone(&config.module);
     let filter = guard::run(
         "filter_new",
         None,
-        || Some(broken()),
-        || Some(StreamFilter::new(Arc::clone(&module))),
+        || Some(StreamFilter::broken(module())),
+        || Some(StreamFilter::new(module())),
     );
     filter.map_or(ptr::null(), |filter| Rc::into_raw(Rc::new(filter)).cast())
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use sluicegate_lease::leases::ChargeTerms;
 use sluicegate_lease::store::{ChargeOutcome, Outcomes};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use super::Limiter;
 use super::rules::RuleState;
@@ -34,6 +34,14 @@ use crate::wire::api::{
 const MIN_CALL_TIME: Duration = Duration::from_micros(100);
 
 impl Limiter {
+    /// Runs a task on the limiter's thread, after a delay. The task must not block.
+    pub fn run_after(&self, delay: Duration, task: impl FnOnce() + Send + 'static) {
+        self.0.runtime.spawn(async move {
+            sleep(delay).await;
+            task();
+        });
+    }
+
     /// Acquires the permits of a request, and decides its rules.
     pub(super) async fn admit(&self, rules: &[FoundRule], wait: WaitSettings) -> Admission {
         let acquired = match self.0.concurrency.acquire(rules, wait).await {

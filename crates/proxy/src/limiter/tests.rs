@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use allocation_counter::measure;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::{Check, Limiter, Started, spawn};
 use crate::answer::Answer;
@@ -65,6 +65,21 @@ async fn serve_leases(mut service: Service) {
         };
         service.reply(id, reply).await;
     }
+}
+
+#[tokio::test]
+async fn a_delayed_task_runs_once_in_the_limiters_thread() {
+    const DELAY: Duration = Duration::from_millis(20);
+    let (_service, limiter) = Service::start_with_limiter().await;
+    let (sender, ran) = oneshot::channel();
+    let began = Instant::now();
+    limiter.run_after(DELAY, move || {
+        let thread = std::thread::current().name().map(str::to_owned);
+        sender.send((thread, began.elapsed())).unwrap();
+    });
+    let (thread, delay) = timeout(PATIENCE, ran).await.unwrap().unwrap();
+    assert_eq!(thread.as_deref(), Some("sluicegate"));
+    assert!(DELAY <= delay, "{delay:?}");
 }
 
 #[tokio::test]
