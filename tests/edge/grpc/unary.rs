@@ -149,6 +149,30 @@ async fn a_reply_waits_for_the_window_of_its_client() {
 }
 
 #[tokio::test]
+async fn an_unsent_reply_is_charged_until_the_client_accepts_it() {
+    let served = limited().await;
+    let message = request(vec![descriptor("k", "v"); 900]);
+    let (reply, mut call) = open(&client(&served, 1).await, head()).await;
+    call.send_data(framed(&message.encode_to_vec()).into(), true).unwrap();
+    let reply = soon("the head", reply).await.unwrap();
+    // The reply is larger than the part that the HTTP/2 server takes at once.
+    let charged = async {
+        while served.bodies.in_use() == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the charge", charged).await;
+    drop(reply);
+    call.send_reset(Reason::CANCEL);
+    let freed = async {
+        while served.bodies.in_use() != 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the end of the charge", freed).await;
+}
+
+#[tokio::test]
 async fn each_call_of_a_burst_is_answered() {
     let served = limited().await;
     let client = client(&served, 65_535).await;
@@ -192,6 +216,22 @@ async fn a_waiting_call_delays_no_other_and_ends_with_its_reset() {
     message.send_reset(Reason::CANCEL);
     in_queue(0).await;
     drop(waiting);
+}
+
+/// A paused server finds the calls and their resets in one read.
+#[tokio::test]
+async fn late_resets_of_many_calls_end_no_other_call() {
+    let served = limited().await;
+    let client = client(&served, 65_535).await;
+    // This runtime has one thread: the server reads nothing until this function waits.
+    let mut ready = client.clone().ready().await.unwrap();
+    for _ in 0..99 {
+        let (_, mut message) = ready.send_request(head().body(()).unwrap(), false).unwrap();
+        message.send_reset(Reason::CANCEL);
+    }
+    let (reply, mut message) = ready.send_request(head().body(()).unwrap(), false).unwrap();
+    message.send_data(check().into(), true).unwrap();
+    assert_eq!(read(reply).await.code(), Code::Ok);
 }
 
 #[tokio::test]

@@ -7,31 +7,43 @@
 //! Guarantees:
 //! - Calls that need not wait are answered in the order of their arrival, with one write for a batch.
 //! - A call that waits delays no other call.
+//! - After [`MAX_BATCH_TIME`], a batch lets other connections run.
 //! - The end of the connection drops its calls.
 //!
 //! Not covered:
 //! - Calls of one connection that could run on several cores at the same time. Proxies open a
 //!   connection for each worker thread.
 
-use std::mem::take;
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use hyper::rt::Executor;
 use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// The time after which a batch lets other connections run. The call that runs then is finished first.
+const MAX_BATCH_TIME: Duration = Duration::from_micros(500);
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The executor of one connection: the calls that have arrived and have not run. Clones share them.
 #[derive(Clone, Default)]
-pub(super) struct CallBatch(Arc<Mutex<Vec<Call>>>);
+pub(super) struct CallBatch(Arc<Mutex<VecDeque<Call>>>);
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for CallBatch {
     fn execute(&self, call: F) {
-        self.0.lock().push(Box::pin(call));
+        self.0.lock().push_back(Box::pin(call));
+    }
+}
+
+impl CallBatch {
+    fn next(&self) -> Option<Call> {
+        self.0.lock().pop_front()
     }
 }
 
@@ -53,18 +65,28 @@ impl<C: Future> RunningCalls<C> {
         self.connection.as_mut()
     }
 
-    /// Runs the new calls until they end or wait. Returns `true` if there were any.
-    fn run_arrived(&mut self) -> bool {
-        let calls = take(&mut *self.arrived.0.lock());
-        let are_any = !calls.is_empty();
-        for mut call in calls {
+    /// Runs the new calls until they end or wait.
+    fn run_arrived(&mut self) -> Ran {
+        let (began, mut ran) = (Instant::now(), Ran::Nothing);
+        while let Some(mut call) = self.arrived.next() {
             // A call that waits is polled again, which replaces this waker.
             if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
                 self.waiting.push(call);
             }
+            if MAX_BATCH_TIME <= began.elapsed() {
+                return Ran::OutOfTime;
+            }
+            ran = Ran::All;
         }
-        are_any
+        ran
     }
+}
+
+/// The new calls that have run.
+enum Ran {
+    Nothing,
+    All,
+    OutOfTime,
 }
 
 impl<C: Future> Future for RunningCalls<C> {
@@ -77,12 +99,17 @@ impl<C: Future> Future for RunningCalls<C> {
             if polled.is_ready() {
                 return polled;
             }
-            let mut has_ended = this.run_arrived();
+            let mut has_ended = false;
             while let Poll::Ready(Some(())) = this.waiting.poll_next_unpin(cx) {
                 has_ended = true;
             }
-            if !has_ended {
-                return Poll::Pending;
+            match this.run_arrived() {
+                Ran::Nothing if !has_ended => return Poll::Pending,
+                Ran::OutOfTime => {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                Ran::Nothing | Ran::All => {}
             }
         }
     }

@@ -32,6 +32,10 @@ use crate::body_memory::BodyLimits;
 /// is one call.
 const MAX_CALLS_PER_CONNECTION: u32 = 10_000;
 
+/// The most calls of one read that their client has reset, above which the connection ends. A proxy
+/// whose calls time out while this process is paused resets many at once.
+const MAX_RESETS_PER_READ: usize = 1_000;
+
 /// Serves the rate limit service and the other `routes` on all connections until `shutdown`, then
 /// finishes the open calls.
 pub(super) async fn serve(
@@ -107,6 +111,7 @@ fn http2_builder(
     let mut builder = Builder::new(batch);
     builder.timer(PingTimer::new(idle_handle, timeouts));
     builder.max_concurrent_streams(MAX_CALLS_PER_CONNECTION);
+    builder.max_pending_accept_reset_streams(MAX_RESETS_PER_READ);
     // `GrpcConnection` enforces the shorter timeout of connections with permit streams.
     builder.keep_alive_interval(timeouts.ping_interval).keep_alive_timeout(timeouts.pong);
     builder.auto_date_header(false);

@@ -1,18 +1,37 @@
 //! The body of a gRPC reply: one message and its trailers, or a body of tonic.
 //!
+//! Guarantees:
+//! - A message that the client does not accept stays charged to `listen.max_body_memory`, except its last
+//!   [`MAX_CHUNK_BYTES`].
+//!
 //! Cost: a message of its own takes no allocation besides its bytes and the trailers.
 
+use std::mem::take;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use hyper::body::{Bytes, Frame};
 use tonic::Status;
 use tonic::codegen::http::{HeaderMap, HeaderName, HeaderValue, Response, header};
 
+use crate::body_memory::{BodyMemory, BodyMemoryFull};
+
+/// The largest part of a message that the HTTP/2 server takes at once. It takes a part as soon as the
+/// client accepts one byte, and then the part is no longer charged.
+const MAX_CHUNK_BYTES: usize = 4 << 10;
+
 const GRPC_STATUS: &str = "grpc-status";
 
 #[derive(Debug, Default)]
-pub(super) enum ReplyBody {
+pub(super) struct ReplyBody {
+    content: Content,
+    /// The memory of the message, which stays charged until the client has room for it.
+    memory: Option<Arc<BodyMemory>>,
+}
+
+#[derive(Debug, Default)]
+enum Content {
     /// A message, after which the trailers follow.
     Message(Bytes),
     Trailers,
@@ -24,10 +43,33 @@ pub(super) enum ReplyBody {
 impl ReplyBody {
     /// Returns the reply of a call that succeeded. `frame` is the message, with its gRPC header.
     pub(super) fn response(frame: Bytes) -> Response<Self> {
-        let mut response = Response::new(Self::Message(frame));
+        let mut response = Response::new(Content::Message(frame).into());
         let content_type = HeaderValue::from_static("application/grpc");
         response.headers_mut().insert(header::CONTENT_TYPE, content_type);
         response
+    }
+
+    /// Charges the message to `memory`, the account of its call.
+    ///
+    /// # Errors
+    /// [`BodyMemoryFull`] if the bodies in flight would take too much.
+    pub(super) fn charge(&mut self, memory: Arc<BodyMemory>) -> Result<(), BodyMemoryFull> {
+        let Content::Message(message) = &self.content else { return Ok(()) };
+        memory.resize(message.len())?;
+        self.memory = Some(memory);
+        Ok(())
+    }
+}
+
+impl From<tonic::body::Body> for ReplyBody {
+    fn from(body: tonic::body::Body) -> Self {
+        Content::Tonic(body).into()
+    }
+}
+
+impl From<Content> for ReplyBody {
+    fn from(content: Content) -> Self {
+        Self { content, memory: None }
     }
 }
 
@@ -39,21 +81,24 @@ impl hyper::body::Body for ReplyBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        let (frame, rest) = match &mut *self {
-            Self::Tonic(body) => return Pin::new(body).poll_frame(cx),
-            Self::Empty => return Poll::Ready(None),
-            Self::Message(message) => (Frame::data(std::mem::take(message)), Self::Trailers),
-            Self::Trailers => (Frame::trailers(ok_trailers()), Self::Empty),
+        let (frame, rest) = match &mut self.content {
+            Content::Tonic(body) => return Pin::new(body).poll_frame(cx),
+            Content::Empty => return Poll::Ready(None),
+            Content::Message(message) if MAX_CHUNK_BYTES < message.len() => {
+                return Poll::Ready(Some(Ok(Frame::data(message.split_to(MAX_CHUNK_BYTES)))));
+            }
+            Content::Message(message) => (Frame::data(take(message)), Content::Trailers),
+            Content::Trailers => (Frame::trailers(ok_trailers()), Content::Empty),
         };
-        *self = rest;
+        self.content = rest;
         Poll::Ready(Some(Ok(frame)))
     }
 
     fn is_end_stream(&self) -> bool {
-        match self {
-            Self::Tonic(body) => body.is_end_stream(),
-            Self::Empty => true,
-            Self::Message(_) | Self::Trailers => false,
+        match &self.content {
+            Content::Tonic(body) => body.is_end_stream(),
+            Content::Empty => true,
+            Content::Message(_) | Content::Trailers => false,
         }
     }
 }

@@ -19,7 +19,7 @@ use tonic::codegen::{BoxFuture, Service as _};
 use tonic::service::Routes;
 use tonic::transport::server::TcpConnectInfo;
 
-use super::bounded_body::{BoundedBody, MAX_MESSAGE_BYTES, MessageBounds};
+use super::bounded_body::{BoundedBody, MAX_MESSAGE_BYTES, MessageBounds, memory_full};
 use super::incoming::{ClientIdentity, ShortIdleHandle};
 use super::reply_body::ReplyBody;
 use super::rls::RateLimitService;
@@ -87,7 +87,7 @@ impl ConnectionRouter {
         Box::pin(async move {
             let reply = reply.await?;
             drop(held);
-            Ok(reply.map(ReplyBody::Tonic))
+            Ok(reply.map(ReplyBody::from))
         })
     }
 
@@ -112,8 +112,10 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionRouter {
         let request = request.map(|body| BoundedBody::unary(body, bounds));
         let service = Arc::clone(&self.rate_limits);
         Box::pin(async move {
-            let reply = rls_codec::answer(service, request).await;
-            drop(held);
+            let mut reply = rls_codec::answer(service, request).await;
+            if let Err(error) = reply.body_mut().charge(held) {
+                return Ok(memory_full(error).into_http());
+            }
             Ok(reply)
         })
     }
