@@ -1,5 +1,7 @@
 //! Sends checks over gRPC: `envoy.service.ratelimit.v3.RateLimitService`.
 
+use std::sync::{Arc, OnceLock};
+
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::RateLimitDescriptor;
 use envoy_types::pb::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry;
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
@@ -14,18 +16,25 @@ use super::checks::{BenchCheck, Entries};
 /// The largest reply. A longer one is an error.
 const MAX_REPLY_BYTES: usize = 64 << 10;
 
+/// The longest text of an error, in characters.
+const MAX_ERROR_CHARS: usize = 200;
+
 /// Sends checks over one gRPC connection, which is made again after a loss.
 #[derive(Clone, Debug)]
 pub struct GrpcSender {
     client: RateLimitServiceClient<Channel>,
+    first_error: FirstError,
 }
+
+/// The first error of all senders, as text of at most [`MAX_ERROR_CHARS`] characters.
+pub type FirstError = Arc<OnceLock<String>>;
 
 impl GrpcSender {
     /// Creates the sender of a connection.
     #[must_use]
-    pub fn new(channel: Channel) -> Self {
+    pub fn new(channel: Channel, first_error: FirstError) -> Self {
         let client = RateLimitServiceClient::new(channel);
-        Self { client: client.max_decoding_message_size(MAX_REPLY_BYTES) }
+        Self { client: client.max_decoding_message_size(MAX_REPLY_BYTES), first_error }
     }
 
     /// Sends a check and waits for its reply.
@@ -36,12 +45,20 @@ impl GrpcSender {
                 Ok(Code::OverLimit) => AnswerCode::Deny,
                 _ => AnswerCode::NoDecision,
             },
-            Err(status) => code_of(&status),
+            Err(status) => {
+                self.first_error.get_or_init(|| error_text(&status));
+                code_of(&status)
+            }
         }
     }
 }
 
-/// A status with a cause is from this side of the connection.
+fn error_text(status: &Status) -> String {
+    let message: String = status.message().chars().take(MAX_ERROR_CHARS).collect();
+    format!("{}: {}", code_of(status), message.escape_debug())
+}
+
+/// tonic gives a cause only to a status of its own, such as of a lost connection.
 fn code_of(status: &Status) -> AnswerCode {
     match std::error::Error::source(status) {
         Some(_) => AnswerCode::TransportError,
@@ -58,7 +75,7 @@ fn to_message(check: BenchCheck) -> RateLimitRequest {
     RateLimitRequest {
         domain: check.domain,
         descriptors: check.descriptors.into_iter().map(descriptor).collect(),
-        // Not of each descriptor: older servers do not read that.
+        // The field of the request: older servers ignore that of a descriptor.
         hits_addend: check.hits,
     }
 }

@@ -29,7 +29,7 @@ mod tally;
 
 pub use answer::{AnswerCode, KeyedAnswer};
 pub use checks::{BenchCheck, CheckSeries, Entries, KEY_PLACEHOLDER};
-pub use grpc::GrpcSender;
+pub use grpc::{FirstError, GrpcSender};
 pub use http::HttpSender;
 pub use keys::KeyChooser;
 pub use latency::LatencyHistogram;

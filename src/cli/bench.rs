@@ -3,7 +3,8 @@
 //! Guarantees:
 //! - Connects before it charges anything: an unreachable service is an error, not a result.
 //! - Ends after the durations of its steps and one call timeout for each of them.
-//! - Ctrl-C ends the load. The results so far are printed.
+//! - Ctrl-C ends the load, also while replies are missing. The results so far are printed.
+//! - A file of `--svg` that cannot be written is an error before the load.
 //!
 //! Not covered:
 //! - HTTPS.
@@ -11,6 +12,7 @@
 mod progress;
 mod target;
 
+use std::fs::OpenOptions;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +23,8 @@ use super::args::{BenchArgs, BenchFormat, BenchStrategy, RequestsPerUnit};
 use super::{CommandOutcome, Terminal};
 use crate::bench::cpu::cpu_time;
 use crate::bench::{
-    BenchLoad, BenchReport, CheckSeries, KEY_PLACEHOLDER, KeyChooser, LawStrategy, LimitLaw,
-    SendSchedule, StepResult, law_error, svg,
+    BenchLoad, BenchReport, CheckSeries, FirstError, KEY_PLACEHOLDER, KeyChooser, LawStrategy,
+    LimitLaw, SendSchedule, StepResult, law_error, svg,
 };
 use crate::clock::Clock;
 use crate::config::descriptor_text;
@@ -55,13 +57,18 @@ pub(super) fn bench(args: &BenchArgs, terminal: &mut Terminal<'_>) -> io::Result
 
 fn run(args: &BenchArgs, terminal: &mut Terminal<'_>) -> Result<BenchReport, String> {
     let (checks, law) = (checks(args)?, law(args)?);
+    if let Some(path) = &args.svg {
+        let opened = OpenOptions::new().create(true).append(true).open(path);
+        opened.map_err(|error| format!("--svg {}: {error}", path.display()))?;
+    }
     let target = BenchTarget::read(args)?;
     args.pid.map(cpu_time).transpose().map_err(|error| format!("--pid: {error}"))?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let runtime = runtime.map_err(|error| format!("failed to start: {error}"))?;
+    let first_error = FirstError::default();
     let mut load = BenchLoad {
         checks,
-        senders: runtime.block_on(target.connect(args))?,
+        senders: runtime.block_on(target.connect(args, &first_error))?,
         timeout: Duration::from_nanos(args.timeout.0),
         pid: args.pid,
         clock: Arc::new(Clock::system()),
@@ -70,6 +77,9 @@ fn run(args: &BenchArgs, terminal: &mut Terminal<'_>) -> Result<BenchReport, Str
     let notice = format!("charges the counters of domain `{}` at {target}", args.domain);
     writeln!(terminal.err, "{notice}").map_err(|error| error.to_string())?;
     let steps = runtime.block_on(run_steps(args, &load, terminal))?;
+    if let Some(error) = first_error.get() {
+        writeln!(terminal.err, "first failed check: {error}").map_err(|error| error.to_string())?;
+    }
     // The calls in flight have ended. Idle connections need no graceful end.
     runtime.shutdown_background();
     let answers = load.answers.take().map(|answers| std::mem::take(&mut *Mutex::lock(&answers)));
@@ -84,7 +94,7 @@ async fn run_steps(
     load: &BenchLoad,
     terminal: &mut Terminal<'_>,
 ) -> Result<Vec<StepResult>, String> {
-    let (mut results, mut first, mut is_interrupted) = (Vec::new(), 0, false);
+    let (mut results, mut first) = (Vec::new(), 0);
     let mut progress = Progress::new(terminal.err);
     let mut interrupt = std::pin::pin!(tokio::signal::ctrl_c());
     for rate in &args.rate {
@@ -92,21 +102,16 @@ async fn run_steps(
         let started = load.start(schedule, first);
         let mut step = started.map_err(|error| format!("failed to start a thread: {error}"))?;
         let label = format!("step {} of {}", results.len() + 1, args.rate.len());
-        loop {
-            let is_ended = tokio::select! {
-                () = step.wait() => true,
-                _ = &mut interrupt, if !is_interrupted => {
-                    is_interrupted = true;
-                    step.stop();
-                    false
-                }
-                () = tokio::time::sleep(INTERVAL) => false,
-            };
-            if is_ended {
-                break;
+        let is_interrupted = loop {
+            tokio::select! {
+                () = step.wait() => break false,
+                // The checks in flight are not counted.
+                _ = &mut interrupt => break true,
+                () = tokio::time::sleep(INTERVAL) => {}
             }
             progress.show(&label, schedule, (step.sent(), step.decisions()));
-        }
+        };
+        step.stop();
         results.push(load.finish(&step));
         first += schedule.count();
         if is_interrupted {
@@ -123,6 +128,9 @@ fn checks(args: &BenchArgs) -> Result<CheckSeries, String> {
         descriptor_text::parse_entries(text).map_err(|why| format!("--descriptor {text}: {why}"))
     };
     let descriptors: Vec<_> = args.descriptors.iter().map(parse).collect::<Result<_, _>>()?;
+    if descriptors.iter().flatten().any(|(key, _)| key.contains(KEY_PLACEHOLDER)) {
+        return Err(format!("--descriptor: {KEY_PLACEHOLDER} has a meaning in values only"));
+    }
     let has_key = |(_, value): &(String, String)| value.contains(KEY_PLACEHOLDER);
     if 1 < args.keys && !descriptors.iter().flatten().any(has_key) {
         return Err(format!(

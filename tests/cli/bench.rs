@@ -252,22 +252,22 @@ fn checks_of_a_dead_server_fail_in_the_table() {
 fn an_interrupt_prints_the_results_so_far() {
     let seen = Arc::new(AtomicU64::new(0));
     let counted = Arc::clone(&seen);
-    let choose: Choose = Box::new(move |_| {
-        counted.fetch_add(1, Relaxed);
-        Some(allowing())
-    });
+    // From the twelfth check on, replies are missing.
+    let choose: Choose = Box::new(move |_| (counted.fetch_add(1, Relaxed) < 11).then(allowing));
     let server = RateLimitServer::start(choose);
     let mut command = sluicegate();
     command.arg("bench").args(CHECKS).args(["--address", &server.address.to_string()]);
-    command.args(["--rate", "100,200", "--duration", "1h", "--format", "json"]);
+    command.args(["--rate", "100,200", "--duration", "1h", "--format", "json", "--timeout", "60s"]);
     let process = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    until("checks", || if 10 < seen.load(Relaxed) { Ok(()) } else { Err(String::new()) }).unwrap();
+    until("checks", || if 20 < seen.load(Relaxed) { Ok(()) } else { Err(String::new()) }).unwrap();
     signals::send(process.id(), "INT");
     let output = process.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(matches!(output.status.code(), Some(0 | 1)), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let steps = report["steps"].as_array().unwrap();
-    assert!(steps.len() == 1 && 10 < steps[0]["decided"].as_u64().unwrap(), "{report}");
+    let answers = steps[0]["answers"].as_object().unwrap();
+    assert!(steps.len() == 1 && answers.keys().all(|code| code == "allow"), "{report}");
+    assert!(sum_of_answers(&steps[0]) <= 11, "{report}");
 }
 
 #[test]
@@ -285,6 +285,9 @@ fn errors_name_the_flag_and_the_fix() {
         (&["--limit", "5/day", "--copies", "2"], "--limit compares one limit"),
         (&["--limit", "5/day", "--rate", "1000000", "--duration", "1h"], "at most 5000000 checks"),
         (&["--limit", "5/day", "--burst", "3"], "--burst needs --strategy gcra"),
+        (&["--limit", "5/day", "--strategy", "gcra", "--burst", "0"], "0 is not in 1.."),
+        (&["--descriptor", "{key}=v"], "{key} has a meaning in values only"),
+        (&["--svg", "/nonexistent/x.svg"], "--svg /nonexistent/x.svg: "),
         (&["--limit", "5/week"], "use N/second, N/minute, N/hour or N/day"),
         (&["--duration", "1ms"], "use a duration from 100ms to 1h"),
         (&["--skew", "nan"], "use a number from 0 to 10"),
@@ -298,4 +301,16 @@ fn errors_name_the_flag_and_the_fix() {
     let output = sluicegate().args(without).output().unwrap();
     let err = String::from_utf8(output.stderr).unwrap();
     assert!(err.contains("write {key} in a value of --descriptor"), "{err}");
+}
+
+#[test]
+fn the_first_failed_check_is_explained() {
+    let (_limits, service) = five_a_day();
+    let address = service.grpc.to_string();
+    let without_domain = ["bench", "--domain", "", "--descriptor", "k=v", "--address", &address];
+    let load = ["--rate", "20", "--duration", "200ms"];
+    let output = sluicegate().args(without_domain).args(load).output().unwrap();
+    let err = String::from_utf8(output.stderr).unwrap();
+    let explained = "first failed check: gRPC Unknown: the domain must not be empty";
+    assert!(output.status.code() == Some(1) && err.contains(explained), "{err}");
 }

@@ -76,7 +76,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, default_value_t = BenchStrategy::FixedWindow, requires = "limit")]
     pub strategy: BenchStrategy,
     /// Burst of `--strategy gcra`. Default: the number of `--limit`.
-    #[arg(long, value_name = "N", requires = "limit")]
+    #[arg(long, value_name = "N", requires = "limit", value_parser = clap::value_parser!(u64).range(1..))]
     pub burst: Option<u64>,
     /// Output format.
     #[arg(long, value_enum, default_value_t = BenchFormat::Table)]

@@ -8,7 +8,7 @@ use tonic::codegen::http::Uri;
 
 use super::super::args::BenchArgs;
 use super::super::ask::grpc_server;
-use crate::bench::{BenchSender, GrpcSender, HttpSender};
+use crate::bench::{BenchSender, FirstError, GrpcSender, HttpSender};
 use crate::source::xds::{XdsServer, connect};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -47,13 +47,17 @@ impl BenchTarget {
         }
     }
 
-    /// Connects, and returns a sender for each check in flight.
+    /// Connects, and returns a sender for each check in flight. `first_error` keeps the first error of gRPC.
     ///
     /// # Errors
     /// A message with the address.
-    pub(super) async fn connect(&self, args: &BenchArgs) -> Result<Vec<BenchSender>, String> {
+    pub(super) async fn connect(
+        &self,
+        args: &BenchArgs,
+        first_error: &FirstError,
+    ) -> Result<Vec<BenchSender>, String> {
         match self {
-            Self::Grpc(server) => connect_grpc(server, args).await,
+            Self::Grpc(server) => connect_grpc(server, args, first_error).await,
             Self::Http { address: (host, port), url } => {
                 let connected = TcpStream::connect((host.as_str(), *port));
                 let connected = tokio::time::timeout(CONNECT_TIMEOUT, connected).await;
@@ -68,12 +72,16 @@ impl BenchTarget {
     }
 }
 
-async fn connect_grpc(server: &XdsServer, args: &BenchArgs) -> Result<Vec<BenchSender>, String> {
+async fn connect_grpc(
+    server: &XdsServer,
+    args: &BenchArgs,
+    first_error: &FirstError,
+) -> Result<Vec<BenchSender>, String> {
     let mut connections = Vec::new();
     for _ in 0..args.connections.min(args.max_in_flight) {
         let channel = connect(server).await;
         let channel = channel.map_err(|error| unreachable(server, &error))?;
-        connections.push(BenchSender::Grpc(GrpcSender::new(channel)));
+        connections.push(BenchSender::Grpc(GrpcSender::new(channel, first_error.clone())));
     }
     let in_flight = usize::try_from(args.max_in_flight).unwrap_or(usize::MAX);
     Ok(connections.into_iter().cycle().take(in_flight).collect())
