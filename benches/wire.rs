@@ -92,7 +92,9 @@ impl Redis {
         let mut command = Command::new("redis-server");
         command.args(["--bind", "127.0.0.1", "--port", &port.to_string()]);
         command.args(["--save", "", "--appendonly", "no"]).stdout(Stdio::null());
-        let process = command.spawn().expect("redis-server, or `-- memory`");
+        let process = command
+            .spawn()
+            .unwrap_or_else(|error| panic!("no redis-server ({error}); or use `-- memory`"));
         while TcpStream::connect(("127.0.0.1", port)).is_err() {
             std::thread::sleep(Duration::from_millis(5));
         }
@@ -125,12 +127,12 @@ fn main() {
         let load = Load { descriptors: path.descriptors, ..Load::usual(KEYS) };
         let cost =
             |server: &Server| client.block_on(server.cpu_per_call_under(load, CALLS)) / 1_000.0;
-        (cost(&ours), cost(&constant));
+        cost(&ours);
+        cost(&constant);
         let turns: Vec<_> = (0..TURNS).map(|_| (cost(&ours), cost(&constant))).collect();
-        let [ours, constant, ratio]: [fn(&(f64, f64)) -> f64; 3] =
-            [|turn| turn.0, |turn| turn.1, |turn| turn.0 / turn.1];
-        let [ours, constant, ratio] =
-            [ours, constant, ratio].map(|value| median(turns.iter().map(value)));
+        let ours = median(turns.iter().map(|turn| turn.0));
+        let constant = median(turns.iter().map(|turn| turn.1));
+        let ratio = median(turns.iter().map(|turn| turn.0 / turn.1));
         println!("{:<24} {ours:>8.2} {constant:>9.2} {ratio:>6.3} {:>6}", path.name, path.bound);
     }
 }

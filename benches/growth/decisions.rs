@@ -48,9 +48,9 @@ pub fn descriptors() -> Curve {
     Curve::measure(
         expected,
         TURNS,
-        &[1, 2, 5, 10, 20],
+        &[1_u32, 2, 5, 10, 20],
         |count| f64::from(*count),
-        |count| time(&engine, &names, *count as usize) / f64::from(*count),
+        |count| time(&engine, &names, usize::try_from(*count).unwrap()) / f64::from(*count),
     )
 }
 
@@ -103,11 +103,11 @@ fn engine(descriptors: &str, keys: usize) -> Engine {
 }
 
 fn check(names: &[String]) -> Check<'_> {
-    Check { domain: "shop", descriptors: names.iter().map(descriptor).collect() }
+    Check { domain: "shop", descriptors: names.iter().map(|name| descriptor(name)).collect() }
 }
 
-fn descriptor(name: &String) -> Descriptor<'_> {
-    let entries = [("api_key", name.as_str())].into_iter().collect();
+fn descriptor(name: &str) -> Descriptor<'_> {
+    let entries = [("api_key", name)].into_iter().collect();
     Descriptor { entries, cost: Cost::Charge(Hits(1)), limit: None }
 }
 

@@ -148,7 +148,8 @@ async fn ask(clients: Arc<Vec<RateLimitClient>>, load: Load, left: Arc<AtomicU64
         let clients_of_check = number..number + load.descriptors;
         let check =
             check_of(clients_of_check.map(|client| descriptor(client % load.keys)).collect());
-        let mut client = clients[number as usize % clients.len()].clone();
+        let index = usize::try_from(number).unwrap() % clients.len();
+        let mut client = clients[index].clone();
         let answer = client.should_rate_limit(check).await.unwrap().into_inner();
         assert_eq!(answer.overall_code, Code::Ok as i32);
     }
