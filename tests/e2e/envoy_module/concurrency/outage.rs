@@ -51,6 +51,8 @@ fn check_deny(times: FleetTimes, mode: &str) {
         fleet.upstream.release(1);
         held.join().unwrap();
         fleet.upstream.wait_for_in_flight(0);
+        // The share of the first Envoy may expire a heartbeat later than that of the second.
+        fleet.wait_for_rejection(0);
         fleet.expect_rejections();
     });
     expect_no_fallback(&fleet, before);
