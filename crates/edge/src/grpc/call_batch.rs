@@ -2,7 +2,7 @@
 //!
 //! The connection reads all that has arrived, runs the new calls and those that an event has woken, and
 //! then writes their replies together. With a task for each call, the server's CPU for a check in memory
-//! was 1.15 of a handler that returns a constant. It is 0.82 to 0.87 now (`benches/wire.rs`).
+//! was 1.15 of a handler that returns a constant. It is 0.73 to 0.84 now (`benches/wire.rs`).
 //!
 //! Guarantees:
 //! - Calls that need not wait are answered in the order of their arrival, with one write for a batch.
