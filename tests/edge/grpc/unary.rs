@@ -234,6 +234,34 @@ async fn late_resets_of_many_calls_end_no_other_call() {
     assert_eq!(read(reply).await.code(), Code::Ok);
 }
 
+/// The server finds the calls and the end of the connection in one read.
+#[tokio::test]
+async fn calls_of_an_ended_connection_keep_no_memory() {
+    let engine = engine(two_a_minute());
+    let served = served(Arc::clone(&engine), Readiness::Ready).await;
+    for _ in 0..20 {
+        let stream = std::net::TcpStream::connect(served.address).unwrap();
+        let raw = stream.try_clone().unwrap();
+        stream.set_nonblocking(true).unwrap();
+        let stream = TcpStream::from_std(stream).unwrap();
+        let (client, connection) = h2::client::handshake(stream).await.unwrap();
+        let connection = tokio::spawn(connection);
+        call(&client, head(), check()).await;
+        let mut ready = client.clone().ready().await.unwrap();
+        for _ in 0..20 {
+            let (_, mut message) = ready.send_request(head().body(()).unwrap(), false).unwrap();
+            message.send_data(check().into(), true).unwrap();
+        }
+        // One turn of the client writes the calls; the server has not read them yet.
+        tokio::task::yield_now().await;
+        raw.shutdown(std::net::Shutdown::Write).unwrap();
+        drop((ready, client));
+        soon("the end of the connection", connection).await.unwrap().ok();
+    }
+    served.shut_down().await.unwrap();
+    assert_eq!(Arc::strong_count(&engine), 1, "a call keeps the engine");
+}
+
 #[tokio::test]
 async fn a_client_that_resets_all_its_calls_delays_no_other_client() {
     let served = limited().await;

@@ -8,7 +8,7 @@
 //! - Calls that need not wait are answered in the order of their arrival, with one write for a batch.
 //! - A call that waits delays no other call.
 //! - After [`MAX_BATCH_TIME`], a batch lets other connections run.
-//! - The end of the connection drops its calls.
+//! - The end of the connection drops its calls, also those that have not run.
 //!
 //! Not covered:
 //! - Calls of one connection that could run on several cores at the same time. Proxies open a
@@ -52,6 +52,13 @@ pub(super) struct RunningCalls<C> {
     connection: Pin<Box<C>>,
     arrived: CallBatch,
     waiting: FuturesUnordered<Call>,
+}
+
+impl<C> Drop for RunningCalls<C> {
+    fn drop(&mut self) {
+        // Each call has a clone of its executor, so calls in it would keep each other.
+        while self.arrived.next().is_some() {}
+    }
 }
 
 impl<C: Future> RunningCalls<C> {
