@@ -234,32 +234,37 @@ async fn late_resets_of_many_calls_end_no_other_call() {
     assert_eq!(read(reply).await.code(), Code::Ok);
 }
 
-/// The server finds the calls and the end of the connection in one read.
-#[tokio::test]
-async fn calls_of_an_ended_connection_keep_no_memory() {
+/// The calls take longer than one batch may, so the first reply comes while others have not run.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_that_have_not_run_end_with_their_connection() {
     let engine = engine(two_a_minute());
     let served = served(Arc::clone(&engine), Readiness::Ready).await;
-    for _ in 0..20 {
-        let stream = std::net::TcpStream::connect(served.address).unwrap();
-        let raw = stream.try_clone().unwrap();
-        stream.set_nonblocking(true).unwrap();
-        let stream = TcpStream::from_std(stream).unwrap();
-        let (client, connection) = h2::client::handshake(stream).await.unwrap();
-        let connection = tokio::spawn(connection);
-        call(&client, head(), check()).await;
-        let mut ready = client.clone().ready().await.unwrap();
-        for _ in 0..20 {
-            let (_, mut message) = ready.send_request(head().body(()).unwrap(), false).unwrap();
-            message.send_data(check().into(), true).unwrap();
-        }
-        // One turn of the client writes the calls; the server has not read them yet.
-        tokio::task::yield_now().await;
-        raw.shutdown(std::net::Shutdown::Write).unwrap();
-        drop((ready, client));
-        soon("the end of the connection", connection).await.unwrap().ok();
+    let stream = std::net::TcpStream::connect(served.address).unwrap();
+    let socket = stream.try_clone().unwrap();
+    stream.set_nonblocking(true).unwrap();
+    let stream = TcpStream::from_std(stream).unwrap();
+    let (mut client, connection) = h2::client::handshake(stream).await.unwrap();
+    let connection = tokio::spawn(connection);
+    // After this reply, the server has opened its window for all calls.
+    call(&client, head(), check()).await;
+    let large = framed(&request(vec![descriptor("k", "v"); 900]).encode_to_vec());
+    let mut replies = Vec::new();
+    for _ in 0..50 {
+        client = client.ready().await.unwrap();
+        let (reply, mut message) = client.send_request(head().body(()).unwrap(), false).unwrap();
+        message.send_data(large.clone().into(), true).unwrap();
+        replies.push(reply);
     }
+    soon("the first reply", replies.remove(0)).await.unwrap();
+    socket.shutdown(std::net::Shutdown::Both).unwrap();
+    soon("the end of the connection", connection).await.unwrap().ok();
     served.shut_down().await.unwrap();
-    assert_eq!(Arc::strong_count(&engine), 1, "a call keeps the engine");
+    let released = async {
+        while 1 < Arc::strong_count(&engine) {
+            tokio::task::yield_now().await;
+        }
+    };
+    soon("the end of the calls, which keep the engine", released).await;
 }
 
 #[tokio::test]
