@@ -1,18 +1,18 @@
-//! Runs the calls of one connection in the task of the connection, a batch for each read.
+//! Runs the calls of one connection in the task of the connection.
 //!
-//! The connection reads all that has arrived, runs the new calls and those that an event has woken, and
-//! then writes their replies together. With a task for each call, the server's CPU for a check in memory
-//! was 1.15 of a handler that returns a constant. It is 0.73 to 0.84 now (`benches/wire.rs`).
+//! The connection reads the bytes that have arrived. Then the calls run that an event has woken, and the
+//! new calls. Then one write sends their replies. A task for each call takes more CPU (`benches/wire.rs`).
 //!
 //! Guarantees:
 //! - Calls that need not wait are answered in the order of their arrival, with one write for a batch.
 //! - A call that waits delays no other call.
-//! - After [`MAX_BATCH_TIME`], a batch lets other connections run.
+//! - After calls have run for [`MAX_BATCH_TIME`], other connections run.
 //! - The end of the connection drops its calls, also those that have not run.
 //!
 //! Not covered:
 //! - Calls of one connection that could run on several cores at the same time. Proxies open a
 //!   connection for each worker thread.
+//! - A panic in a call: it ends the connection.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -26,7 +26,8 @@ use hyper::rt::Executor;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// The time after which a batch lets other connections run. The call that runs then is finished first.
+/// The time for calls of one connection, before other connections run. A call that has begun runs until it
+/// waits or ends.
 const MAX_BATCH_TIME: Duration = Duration::from_micros(500);
 
 type Call = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -72,28 +73,15 @@ impl<C: Future> RunningCalls<C> {
         self.connection.as_mut()
     }
 
-    /// Runs the new calls until they end or wait.
-    fn run_arrived(&mut self) -> Ran {
-        let (began, mut ran) = (Instant::now(), Ran::Nothing);
-        while let Some(mut call) = self.arrived.next() {
-            // A call that waits is polled again, which replaces this waker.
-            if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-                self.waiting.push(call);
-            }
-            if MAX_BATCH_TIME <= began.elapsed() {
-                return Ran::OutOfTime;
-            }
-            ran = Ran::All;
+    /// Runs the next new call until it ends or waits. Returns `false` if there is none.
+    fn run_arrived(&mut self) -> bool {
+        let Some(mut call) = self.arrived.next() else { return false };
+        // A call that waits is polled again, which replaces this waker.
+        if call.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.waiting.push(call);
         }
-        ran
+        true
     }
-}
-
-/// The new calls that have run.
-enum Ran {
-    Nothing,
-    All,
-    OutOfTime,
 }
 
 impl<C: Future> Future for RunningCalls<C> {
@@ -101,23 +89,83 @@ impl<C: Future> Future for RunningCalls<C> {
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<C::Output> {
         let this = self.get_mut();
+        let mut began = None;
         loop {
             let polled = this.connection.as_mut().poll(cx);
             if polled.is_ready() {
                 return polled;
             }
-            let mut has_ended = false;
-            while let Poll::Ready(Some(())) = this.waiting.poll_next_unpin(cx) {
-                has_ended = true;
-            }
-            match this.run_arrived() {
-                Ran::Nothing if !has_ended => return Poll::Pending,
-                Ran::OutOfTime => {
+            let began = *began.get_or_insert_with(Instant::now);
+            let mut has_run = false;
+            while this.waiting.poll_next_unpin(cx) == Poll::Ready(Some(())) || this.run_arrived() {
+                has_run = true;
+                if MAX_BATCH_TIME <= began.elapsed() {
                     cx.waker().wake_by_ref();
                     return Poll::Pending;
                 }
-                Ran::Nothing | Ran::All => {}
+            }
+            if !has_run {
+                return Poll::Pending;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, poll_fn};
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::*;
+
+    /// Five calls that run for the whole time of a batch and are then counted. With `waits`, they wait once
+    /// before.
+    fn long_calls(waits: bool) -> (RunningCalls<impl Future<Output = ()>>, Arc<AtomicUsize>) {
+        let (arrived, ended) = (CallBatch::default(), Arc::new(AtomicUsize::new(0)));
+        for _ in 0..5 {
+            let (counted, mut must_wait) = (Arc::clone(&ended), waits);
+            // As hyper does.
+            let executor = arrived.clone();
+            arrived.execute(poll_fn(move |cx| {
+                let _executor = &executor;
+                if std::mem::take(&mut must_wait) {
+                    cx.waker().wake_by_ref();
+                    return Poll::Pending;
+                }
+                let began = Instant::now();
+                while began.elapsed() < MAX_BATCH_TIME {}
+                counted.fetch_add(1, Relaxed);
+                Poll::Ready(())
+            }));
+        }
+        (RunningCalls::new(pending(), arrived), ended)
+    }
+
+    #[test]
+    fn one_poll_runs_calls_for_the_time_of_a_batch() {
+        let (mut calls, ended) = long_calls(false);
+        for polls in 1..=5 {
+            let polled = Pin::new(&mut calls).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(polled.is_pending());
+            assert_eq!(ended.load(Relaxed), polls);
+        }
+    }
+
+    #[test]
+    fn calls_that_an_event_has_woken_have_the_same_bound() {
+        let (mut calls, ended) = long_calls(true);
+        for polls in 1..=100 {
+            let _pending = Pin::new(&mut calls).poll(&mut Context::from_waker(Waker::noop()));
+            assert!(ended.load(Relaxed) <= polls);
+        }
+        assert_eq!(ended.load(Relaxed), 5);
+    }
+
+    #[test]
+    fn calls_that_have_not_run_end_with_the_connection() {
+        let (calls, ended) = long_calls(false);
+        assert_eq!(Arc::strong_count(&ended), 6);
+        drop(calls);
+        assert_eq!(Arc::strong_count(&ended), 1);
     }
 }

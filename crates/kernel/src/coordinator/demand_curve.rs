@@ -145,8 +145,8 @@ impl DemandCurve {
         (is_bounded && is_sorted).then_some(Self { len, ..curve })
     }
 
-    /// Returns the curve of these customers, without those that have no demand. Cost: O(n log n). Of more
-    /// than 256 different levels in a class, only some are candidates for points.
+    /// Returns the curve of these customers, without those that have no demand. If a class has more than
+    /// 256 different levels, a part of them are candidates for points. Cost: O(n log n).
     #[must_use]
     pub fn of_customers(customers: &mut Vec<CustomerDemand>) -> Self {
         customers.retain(|one| 0 < one.demand);
