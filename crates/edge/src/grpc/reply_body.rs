@@ -4,7 +4,7 @@
 //! - A message that the client does not accept stays charged to `listen.max_body_memory`, except its last
 //!   [`MAX_CHUNK_BYTES`].
 //!
-//! Cost: a message of its own takes no allocation besides its bytes and the trailers.
+//! Cost: besides the message, the allocations of two small header maps.
 
 use std::mem::take;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ const GRPC_STATUS: &str = "grpc-status";
 #[derive(Debug, Default)]
 pub(super) struct ReplyBody {
     content: Content,
-    /// The memory of the message, which stays charged until the client has room for it.
+    /// The account of the message, which stays charged until the client accepts the message.
     memory: Option<Arc<BodyMemory>>,
 }
 

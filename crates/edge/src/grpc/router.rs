@@ -41,7 +41,7 @@ const STREAMING_METHODS: [(&str, usize, bool); 6] = [
 /// The largest message with access log entries, in bytes: tonic's limit.
 const MAX_LOG_BYTES: usize = 4 << 20;
 
-/// The reply to a call. The memory of the call's body stays charged until then.
+/// A future reply. Until it is ready, the memory of the call's body stays charged.
 type RoutedCall = BoxFuture<Response<ReplyBody>, Infallible>;
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ impl ConnectionRouter {
     }
 
     fn route(&self, mut request: Request<Incoming>, memory: Arc<BodyMemory>) -> RoutedCall {
-        let held = Arc::clone(&memory);
+        let account = Arc::clone(&memory);
         request.extensions_mut().insert(self.peer.clone());
         request.extensions_mut().insert(self.client.clone());
         let stream = STREAMING_METHODS.into_iter().find(|(path, ..)| *path == request.uri().path());
@@ -86,7 +86,7 @@ impl ConnectionRouter {
         let reply = self.routes.clone().call(request);
         Box::pin(async move {
             let reply = reply.await?;
-            drop(held);
+            drop(account);
             Ok(reply.map(ReplyBody::from))
         })
     }
@@ -107,13 +107,13 @@ impl hyper::service::Service<Request<Incoming>> for ConnectionRouter {
         if service.is_none_or(|(service, _)| service != SERVICE_NAME) {
             return self.route(request, memory);
         }
-        let held = Arc::clone(&memory);
+        let account = Arc::clone(&memory);
         let bounds = self.bounds(self.bodies.max_message, memory);
         let request = request.map(|body| BoundedBody::unary(body, bounds));
         let service = Arc::clone(&self.rate_limits);
         Box::pin(async move {
             let mut reply = rls_codec::answer(service, request).await;
-            if let Err(error) = reply.body_mut().charge(held) {
+            if let Err(error) = reply.body_mut().charge(account) {
                 return Ok(memory_full(error).into_http());
             }
             Ok(reply)
