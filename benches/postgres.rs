@@ -195,6 +195,9 @@ async fn bare_all(clients: &[Arc<BareClient>], batch: u64) {
 
 async fn latency(server: &Postgres) {
     let (store, clients) = (connect(server, 1).await, bare_clients(server).await);
+    for number in 0..KEYS {
+        charge(&store, number, Way::Gcra).await;
+    }
     let (mut bare, mut own) = (Vec::new(), Vec::new());
     for number in 0..SERIAL_CALLS as u64 {
         let began = Instant::now();

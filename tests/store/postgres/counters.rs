@@ -64,3 +64,14 @@ fn unlogged_counters_count_exactly() {
     server.migrate(Durability::Unlogged);
     assert_exact_limit(&server.url(), &[]);
 }
+
+#[test]
+fn a_counter_that_is_deleted_by_hand_starts_anew() {
+    for_a_day_with_a_minute_left();
+    let (server, limits) = (Postgres::start(), limits(LIMIT));
+    let service = serve(limits.path(), &server.url(), &FLAGS);
+    for _ in 0..3 {
+        assert_limit_enforced(&service, "shared", 0);
+        server.sql("DELETE FROM sluicegate_state");
+    }
+}

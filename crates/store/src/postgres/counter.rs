@@ -4,6 +4,8 @@
 //! - The kernel decides, so the results equal those of the memory store.
 //! - An all-or-nothing check changes all of its counters or none.
 
+use std::collections::HashSet;
+
 use serde::{Deserialize, Serialize};
 
 use super::super::lease::{LeaseMessage, LeaseOutcome};
@@ -134,12 +136,18 @@ impl CounterState {
 pub(super) struct ChargeOperation {
     charges: Charges,
     keys: Vec<RowKey>,
+    /// The outcomes whose rows are saved.
+    saved: Vec<Option<ChargeOutcome>>,
 }
 
 impl ChargeOperation {
     pub(super) fn new(charges: &Charges, prefix: &str) -> Self {
         let key = |charge: &Charge| row_key(prefix, RowKind::Counter, charge.key.as_bytes());
-        Self { charges: charges.clone(), keys: charges.list.iter().map(key).collect() }
+        Self {
+            charges: charges.clone(),
+            keys: charges.list.iter().map(key).collect(),
+            saved: vec![None; charges.list.len()],
+        }
     }
 
     /// Makes the charge `index`, and writes its row.
@@ -209,13 +217,32 @@ impl StoreOperation for ChargeOperation {
         &self.keys
     }
 
+    fn has_independent_rows(&self) -> bool {
+        match self.charges.mode {
+            ChargeMode::Each => true,
+            // A preview saves nothing.
+            ChargeMode::Preview => false,
+            ChargeMode::AllOrNothing { .. } => self.keys.len() == 1,
+        }
+    }
+
+    fn keep_saved(&mut self, reply: &Outcomes, saved: &HashSet<RowKey>) {
+        for ((kept, key), outcome) in self.saved.iter_mut().zip(&self.keys).zip(reply) {
+            if saved.contains(key) {
+                *kept = Some(*outcome);
+            }
+        }
+    }
+
     fn apply(&self, rows: &mut Rows) -> Result<Outcomes, StoreFailure> {
         for key in &self.keys {
             // An unreadable row must not fail the check after another row changed.
             CounterRow::read(rows, key)?;
         }
         match self.charges.mode {
-            ChargeMode::Each => (0..self.keys.len()).map(|at| self.charge(rows, at)).collect(),
+            ChargeMode::Each => (0..self.keys.len())
+                .map(|at| self.saved[at].map_or_else(|| self.charge(rows, at), Ok))
+                .collect(),
             ChargeMode::Preview => self.charge_atomically(rows, |_| false),
             ChargeMode::AllOrNothing { quota_for_all, quota_cannot_deny } => self
                 .charge_atomically(rows, |previews| {
@@ -240,6 +267,10 @@ impl LeaseOperation {
 
 impl StoreOperation for LeaseOperation {
     type Reply = LeaseOutcome;
+
+    fn has_independent_rows(&self) -> bool {
+        true
+    }
 
     fn keys(&self) -> &[RowKey] {
         &self.keys

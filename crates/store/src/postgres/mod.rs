@@ -1,13 +1,14 @@
 //! The PostgreSQL store: counters, budgets and the fleet's state in a PostgreSQL that replicas share.
 //!
-//! The kernel decides in this process, on rows that a transaction has locked ([`transaction`]). So
-//! all stores decide with the same code. A PL/pgSQL function for all strategies would save a round
-//! trip. But in a batch of 64 checks it took ten times the server CPU of a bare statement; this store
-//! takes about twice (`benches/postgres.rs`).
+//! The kernel decides in this process, on rows whose last value this replica knows ([`cached`]), or on
+//! rows that a transaction has locked ([`transaction`]). So all stores decide with the same code. A
+//! PL/pgSQL function for all strategies took ten times the server CPU of a bare statement, in a batch
+//! of 64 checks (`benches/postgres.rs`).
 //!
 //! Guarantees:
-//! - Each check is one transaction, and so is each call to budgets. Calls that wait together share it.
-//! - All instants are those of the server's clock.
+//! - A check that charges several counters or none is one transaction, and so is each call to budgets.
+//!   Calls that wait together share it.
+//! - All instants are those of the server's clock; on known rows, a recent reading of it.
 //! - Every call has a result within its timeout, or a [`StoreFailure`].
 //! - A call is sent at most once, and never after its caller stopped waiting.
 //! - A replica starts and serves without PostgreSQL, and keeps reconnecting.
@@ -17,6 +18,7 @@
 //! - Hits of a transaction whose commit is lost with its connection: they may be counted.
 
 mod budgets;
+mod cached;
 mod connect;
 mod counter;
 mod fleet;

@@ -4,6 +4,7 @@
 //! - A call whose caller stopped waiting is not sent.
 //! - The queue is bounded; a full queue rejects a call.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
@@ -35,6 +36,15 @@ pub(super) trait StoreOperation: Send + 'static {
         0
     }
 
+    /// Returns `true` if each row may be saved without the others.
+    fn has_independent_rows(&self) -> bool {
+        false
+    }
+
+    /// Keeps the part of `reply` that belongs to saved rows, so that it is not applied again. For
+    /// operations with several independent rows.
+    fn keep_saved(&mut self, _reply: &Self::Reply, _saved: &HashSet<RowKey>) {}
+
     /// Decides, and writes the changed rows. On an error, no row is changed.
     fn apply(&self, rows: &mut Rows) -> Result<Self::Reply, StoreFailure>;
 }
@@ -47,6 +57,13 @@ pub(super) trait QueuedCall: Send {
     /// Returns true if the caller stopped waiting.
     fn is_abandoned(&self) -> bool;
 
+    /// Returns `true` if each row may be saved without the others.
+    fn has_independent_rows(&self) -> bool;
+
+    /// Returns `true` if all rows were saved. Otherwise the call must be applied again, and keeps what
+    /// was saved.
+    fn keep_saved(&mut self, saved: &HashSet<RowKey>) -> bool;
+
     /// Decides, and keeps the reply until [`QueuedCall::finish`].
     fn apply(&mut self, rows: &mut Rows);
 
@@ -54,10 +71,22 @@ pub(super) trait QueuedCall: Send {
     fn finish(self: Box<Self>, committed: Result<(), StoreFailure>);
 }
 
-struct PendingCall<O: StoreOperation> {
+pub(super) struct PendingCall<O: StoreOperation> {
     operation: O,
     reply: Option<Result<O::Reply, StoreFailure>>,
     caller: oneshot::Sender<Result<O::Reply, StoreFailure>>,
+}
+
+/// The end of a call at which its caller waits.
+pub(super) type CallReply<O> =
+    oneshot::Receiver<Result<<O as StoreOperation>::Reply, StoreFailure>>;
+
+impl<O: StoreOperation> PendingCall<O> {
+    /// Creates a call, and the end at which its caller waits.
+    pub(super) fn queued(operation: O) -> (Box<dyn QueuedCall>, CallReply<O>) {
+        let (caller, reply) = oneshot::channel();
+        (Box::new(Self { operation, reply: None, caller }), reply)
+    }
 }
 
 impl<O: StoreOperation> QueuedCall for PendingCall<O> {
@@ -68,6 +97,20 @@ impl<O: StoreOperation> QueuedCall for PendingCall<O> {
 
     fn is_abandoned(&self) -> bool {
         self.caller.is_closed()
+    }
+
+    fn has_independent_rows(&self) -> bool {
+        self.operation.has_independent_rows()
+    }
+
+    fn keep_saved(&mut self, saved: &HashSet<RowKey>) -> bool {
+        if self.operation.keys().iter().all(|key| saved.contains(key)) {
+            return true;
+        }
+        if let Some(Ok(reply)) = &self.reply {
+            self.operation.keep_saved(reply, saved);
+        }
+        false
     }
 
     fn apply(&mut self, rows: &mut Rows) {
@@ -120,8 +163,7 @@ impl CallQueue {
         operation: O,
         longest: Duration,
     ) -> Result<O::Reply, StoreFailure> {
-        let (caller, reply) = oneshot::channel();
-        let call = Box::new(PendingCall { operation, reply: None, caller });
+        let (call, reply) = PendingCall::queued(operation);
         self.sender.try_send(call).map_err(|_full| StoreFailure::Overloaded)?;
         match timeout(longest, reply).await {
             Ok(Ok(reply)) => reply,

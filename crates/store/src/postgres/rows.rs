@@ -48,6 +48,14 @@ pub(super) fn row_key(prefix: &str, kind: RowKind, name: &[u8]) -> RowKey {
     with_name([prefix.as_bytes(), &[kind as u8]].concat(), name)
 }
 
+/// Returns the number of the advisory lock of a key. Keys with equal numbers wait for each other.
+pub(super) fn lock_number(key: &[u8]) -> i64 {
+    use std::hash::Hasher as _;
+    let mut hasher = fnv::FnvHasher::default();
+    hasher.write(key);
+    hasher.finish().cast_signed()
+}
+
 /// The locked rows of one transaction.
 #[derive(Debug, Default)]
 pub(super) struct Rows {
@@ -61,14 +69,6 @@ struct StoredRow {
     value: Vec<u8>,
     empty_at: Nanos,
     is_changed: bool,
-}
-
-/// The changed rows, in the order of their keys, as the parameters of one statement.
-#[derive(Debug, Default)]
-pub(super) struct ChangedRows<'r> {
-    pub(super) keys: Vec<&'r [u8]>,
-    pub(super) values: Vec<&'r [u8]>,
-    pub(super) empty_at: Vec<i64>,
 }
 
 impl Rows {
@@ -121,16 +121,15 @@ impl Rows {
         Ok(())
     }
 
-    pub(super) fn changed(&self) -> ChangedRows<'_> {
-        let mut sorted: Vec<_> = self.by_key.iter().filter(|(_, row)| row.is_changed).collect();
-        sorted.sort_unstable_by_key(|(key, _)| *key);
-        let mut changed = ChangedRows::default();
-        for (key, row) in sorted {
-            changed.keys.push(key);
-            changed.values.push(&row.value);
-            changed.empty_at.push(to_micros(row.empty_at));
-        }
-        changed
+    /// Returns the changed rows in the order of their keys: each with its value, and the instant from
+    /// which it can be deleted.
+    pub(super) fn changed(&self) -> Vec<(&[u8], &[u8], Nanos)> {
+        let changed = self.by_key.iter().filter(|(_, row)| row.is_changed);
+        let mut sorted: Vec<_> = changed
+            .map(|(key, row)| (key.as_slice(), row.value.as_slice(), row.empty_at))
+            .collect();
+        sorted.sort_unstable_by_key(|(key, ..)| *key);
+        sorted
     }
 }
 

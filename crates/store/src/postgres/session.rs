@@ -6,6 +6,7 @@
 use tokio_postgres::Client;
 use tokio_postgres::config::TargetSessionAttrs;
 
+use super::cached::KnownRows;
 use super::connect::{ConnectError, ConnectionTask, connect, refused, within_timeout};
 use super::options::PostgresOptions;
 use super::schema;
@@ -16,6 +17,7 @@ use super::statement::Statements;
 pub(super) struct Session {
     pub(super) client: Client,
     pub(super) statements: Statements,
+    pub(super) known: KnownRows,
     pub(super) connection: ConnectionTask,
 }
 
@@ -31,6 +33,6 @@ impl Session {
             Statements::new(&client, prepare).await.map_err(|error| refused(&error))
         };
         let statements = within_timeout(prepared).await?;
-        Ok(Self { client, statements, connection })
+        Ok(Self { client, statements, known: KnownRows::default(), connection })
     }
 }

@@ -23,11 +23,13 @@ pub(super) const LOCK: StatementText = StatementText {
 
 /// Reads the server's clock, the start of the server process, and rows.
 ///
-/// The clock is read after `LOCK` has all locks, since statements run one after the other.
+/// The clock is read after `LOCK` has all locks, since statements run one after the other. A row with
+/// a negative `empty_at` counts as no row ([`PROPOSE`]).
 pub(super) const LOAD: StatementText = StatementText {
     sql: "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
           (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint, \
-          array_agg(key), array_agg(value) FROM sluicegate_state WHERE key = ANY ($1)",
+          array_agg(key), array_agg(value) FROM sluicegate_state WHERE key = ANY ($1) \
+          AND 0 <= empty_at",
     types: &[Type::BYTEA_ARRAY],
 };
 
@@ -39,14 +41,37 @@ pub(super) const SAVE: StatementText = StatementText {
     types: &[Type::BYTEA_ARRAY, Type::BYTEA_ARRAY, Type::INT8_ARRAY],
 };
 
-/// Deletes the rows after a key that were empty one second ago, among the next 1,000. Returns the
+/// Saves values `$4` of rows that still have the values `$3`, and are not locked. Returns the keys of
+/// the rows that were unlocked, whether each was saved, and the clock.
+///
+/// A missing row is created, with a negative `empty_at` if it must not be missing: then it counts as
+/// no row, and nothing was saved. A join would need a plan that depends on the size of the table.
+pub(super) const PROPOSE: StatementText = StatementText {
+    sql: "INSERT INTO sluicegate_state AS row (key, value, empty_at) \
+          SELECT key, value, empty_at FROM (SELECT unnest($1::bytea[]) AS key, \
+          unnest($2::bigint[]) AS number, unnest($4::bytea[]) AS value, \
+          unnest($5::bigint[]) AS empty_at) AS wanted WHERE pg_try_advisory_xact_lock(number) \
+          ON CONFLICT (key) DO UPDATE SET value = excluded.value, empty_at = abs(excluded.empty_at) \
+          WHERE row.value = ($3::bytea[])[array_position($1::bytea[], row.key)] \
+          AND 0 <= row.empty_at \
+          RETURNING key, 0 <= empty_at, clock_timestamp()",
+    types: &[
+        Type::BYTEA_ARRAY,
+        Type::INT8_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::BYTEA_ARRAY,
+        Type::INT8_ARRAY,
+    ],
+};
+
+/// Deletes the rows after a key that were empty ten seconds ago, among the next 1,000. Returns the
 /// last key and the number of deleted rows.
 ///
 /// Skips rows that a check changes at this moment, so that neither waits for the other.
 pub(super) const SWEEP: StatementText = StatementText {
     sql: "WITH page AS (SELECT key FROM sluicegate_state WHERE key > $1 ORDER BY key LIMIT 1000), \
           empty AS (SELECT key FROM sluicegate_state WHERE key IN (SELECT key FROM page) \
-          AND empty_at < (extract(epoch FROM now()) * 1000000)::bigint - 1000000 \
+          AND empty_at < (extract(epoch FROM now()) * 1000000)::bigint - 10000000 \
           FOR UPDATE SKIP LOCKED), \
           gone AS (DELETE FROM sluicegate_state USING empty \
           WHERE sluicegate_state.key = empty.key RETURNING 1) \
@@ -60,6 +85,7 @@ pub(super) struct Statements {
     pub(super) lock: PreparedStatement,
     pub(super) load: PreparedStatement,
     pub(super) save: PreparedStatement,
+    pub(super) propose: PreparedStatement,
     pub(super) sweep: PreparedStatement,
 }
 
@@ -78,6 +104,7 @@ impl Statements {
             lock: statement(LOCK).await?,
             load: statement(LOAD).await?,
             save: statement(SAVE).await?,
+            propose: statement(PROPOSE).await?,
             sweep: statement(SWEEP).await?,
         })
     }
@@ -86,8 +113,8 @@ impl Statements {
 impl Statements {
     /// Sends all statements as text from now on.
     pub(super) fn forget_handles(&mut self) {
-        let Self { lock, load, save, sweep } = self;
-        for statement in [lock, load, save, sweep] {
+        let Self { lock, load, save, propose, sweep } = self;
+        for statement in [lock, load, save, propose, sweep] {
             statement.handle = None;
         }
     }

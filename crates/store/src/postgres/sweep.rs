@@ -1,7 +1,8 @@
 //! Deletes empty rows in the background, 1,000 keys at a time.
 //!
 //! Guarantees:
-//! - A row is deleted at least one second after its state became empty.
+//! - A row is deleted at least ten seconds after its state became empty. So a counter in use keeps
+//!   its row.
 //! - A pass over all rows restarts at the first key when it ends.
 //!
 //! Not covered:

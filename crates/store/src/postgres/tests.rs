@@ -27,6 +27,7 @@ const START: Nanos = Nanos::from_secs(1_767_225_600);
 const PERIOD: Nanos = Nanos::from_secs(10);
 
 mod budgets;
+mod cached;
 
 /// The table of a server: keys, values, and the instants from which rows can be deleted.
 #[derive(Default)]
@@ -40,11 +41,10 @@ impl Table {
         let wanted = loaded.filter(|(key, _)| operation.keys().contains(key));
         let mut rows = Rows::new(now, "1".to_owned(), wanted);
         let reply = operation.apply(&mut rows).unwrap_or_else(|cause| panic!("{cause:?}"));
-        let changed = rows.changed();
-        for (index, key) in changed.keys.iter().enumerate() {
+        for (key, value, empty_at) in rows.changed() {
             assert!(operation.keys().iter().any(|locked| locked == key), "the row is not locked");
             self.0.retain(|(old, ..)| old != key);
-            self.0.push((key.to_vec(), changed.values[index].to_vec(), changed.empty_at[index]));
+            self.0.push((key.to_vec(), value.to_vec(), to_micros(empty_at)));
         }
         reply
     }
@@ -177,7 +177,7 @@ fn an_unreadable_row_fails_the_check_and_stays() {
     let foreign = (operation.keys()[1].clone(), b"foreign".to_vec());
     let mut rows = Rows::new(START, "1".to_owned(), [foreign]);
     assert!(operation.apply(&mut rows).is_err());
-    assert!(rows.changed().keys.is_empty(), "the other counter is not charged");
+    assert!(rows.changed().is_empty(), "the other counter is not charged");
 }
 
 #[test]

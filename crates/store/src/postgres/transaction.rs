@@ -11,15 +11,20 @@
 //! - The clock is read after all locks, so instants of one counter never go back.
 //! - Calls of one batch are applied in order, each to the state that the earlier ones left.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use futures_util::future::{join, join3};
 use tokio_postgres::error::SqlState;
+use tokio_postgres::types::ToSql;
 use tokio_postgres::{Error, Row};
 
 use super::super::StoreFailure;
 
+use super::cached::{Proposal, Saved};
 use super::queue::QueuedCall;
-use super::rows::{ChangedRows, RowKey, Rows, from_micros};
+use super::rows::{RowKey, Rows, from_micros, lock_number, to_micros};
 use super::session::Session;
+use crate::kernel::units::Nanos;
 
 /// Starts a transaction, with settings that end with it: a pooler gives the server connection to
 /// other programs afterwards.
@@ -32,20 +37,74 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
      SET LOCAL enable_seqscan = off";
 
 impl Session {
-    /// Applies `calls` in one transaction. On an error, none was applied, unless the error is
-    /// [`StoreFailure::ConnectionLost`].
+    /// Applies `calls`: on known rows if possible ([`super::cached`]), else in a transaction. Leaves
+    /// those in `calls` to which no reply was sent. On an error, none of these was applied, unless the
+    /// error is [`StoreFailure::ConnectionLost`].
     ///
     /// The session must not be used after an error.
-    pub(super) async fn run_transaction(
-        &self,
-        calls: &mut [Box<dyn QueuedCall>],
+    pub(super) async fn run_calls(
+        &mut self,
+        calls: &mut Vec<Box<dyn QueuedCall>>,
     ) -> Result<(), Error> {
-        let wanted: Vec<(&RowKey, bool)> = calls.iter().flat_map(|call| call.keys()).collect();
-        let mut rows = self.lock_and_load(&wanted).await?;
+        let mut known = self.known.take_known(calls);
+        let proposal = known.decide(&self.known);
+        let (saved, loaded) =
+            join(self.propose(&proposal), self.lock_and_load(keys_of(calls))).await;
+        let saved = match saved {
+            Ok(saved) => saved,
+            Err(error) => {
+                calls.append(&mut known.calls);
+                return Err(error);
+            }
+        };
+        self.known.note_proposed(proposal, &saved);
+        let mut changed = known.finish(&saved.keys);
+        let mut result = self.run_loaded(calls, loaded).await;
+        if result.is_ok() {
+            let loaded = self.lock_and_load(keys_of(&changed)).await;
+            result = self.run_loaded(&mut changed, loaded).await;
+        }
+        calls.append(&mut changed);
+        result
+    }
+
+    /// Applies `calls` to their locked rows, and commits.
+    async fn run_loaded(
+        &mut self,
+        calls: &mut [Box<dyn QueuedCall>],
+        loaded: Result<Rows, Error>,
+    ) -> Result<(), Error> {
+        let mut rows = loaded?;
+        if calls.is_empty() {
+            return Ok(());
+        }
+        self.known.set_clock(rows.now());
         for call in calls {
             call.apply(&mut rows);
         }
-        self.save_and_commit(&rows.changed()).await
+        let changed = rows.changed();
+        self.save_and_commit(&changed).await?;
+        for (key, value, empty_at) in changed {
+            self.known.note_saved(key, value, empty_at);
+        }
+        Ok(())
+    }
+
+    /// Saves the unchanged rows. Returns their keys, and the server's clock.
+    pub(super) async fn propose(&self, proposal: &Proposal) -> Result<Saved, Error> {
+        let Proposal { keys, locks, known, values, empty_at } = proposal;
+        if keys.is_empty() {
+            return Ok(Saved::default());
+        }
+        let params: [&(dyn ToSql + Sync); 5] = [keys, locks, known, values, empty_at];
+        match self.statements.propose.run(&self.client, &params).await {
+            Ok(rows) => read_saved(&rows),
+            // The database's default isolation is stricter, and another replica saved a row.
+            Err(error) if error.code() == Some(&SqlState::T_R_SERIALIZATION_FAILURE) => {
+                Ok(Saved::default())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Prepares no statements any more, and ends a failed transaction.
@@ -54,12 +113,14 @@ impl Session {
         self.client.batch_execute("ROLLBACK").await
     }
 
-    /// Locks and loads rows; `true` marks a row that is only read.
-    async fn lock_and_load(&self, wanted: &[(&RowKey, bool)]) -> Result<Rows, Error> {
+    /// Starts a transaction, and locks and loads rows; `true` marks a row that is only read. Does
+    /// nothing without a list.
+    async fn lock_and_load(&self, wanted: Option<Vec<(&RowKey, bool)>>) -> Result<Rows, Error> {
+        let Some(wanted) = wanted else { return Ok(Rows::default()) };
         let mut keys: Vec<&RowKey> = wanted.iter().map(|(key, _)| *key).collect();
         keys.sort_unstable();
         keys.dedup();
-        let (locks, are_shared) = lock_order(wanted);
+        let (locks, are_shared) = lock_order(&wanted);
         let (opened, locked, loaded) = join3(
             self.client.batch_execute(BEGIN),
             self.statements.lock.run(&self.client, &[&locks, &are_shared]),
@@ -71,12 +132,14 @@ impl Session {
         loaded?.first().map_or_else(|| Ok(Rows::default()), read_rows)
     }
 
-    async fn save_and_commit(&self, changed: &ChangedRows<'_>) -> Result<(), Error> {
-        if changed.keys.is_empty() {
+    async fn save_and_commit(&self, changed: &[(&[u8], &[u8], Nanos)]) -> Result<(), Error> {
+        if changed.is_empty() {
             return self.client.batch_execute("COMMIT").await;
         }
-        let params: [&(dyn tokio_postgres::types::ToSql + Sync); 3] =
-            [&changed.keys, &changed.values, &changed.empty_at];
+        let keys: Vec<_> = changed.iter().map(|(key, ..)| *key).collect();
+        let values: Vec<_> = changed.iter().map(|(_, value, _)| *value).collect();
+        let empty_at: Vec<_> = changed.iter().map(|(.., empty_at)| to_micros(*empty_at)).collect();
+        let params: [&(dyn ToSql + Sync); 3] = [&keys, &values, &empty_at];
         let (saved, committed) = join(
             self.statements.save.run(&self.client, &params),
             self.client.batch_execute("COMMIT"),
@@ -85,6 +148,24 @@ impl Session {
         saved?;
         committed
     }
+}
+
+/// Returns the keys of all rows of the calls; `None` without calls.
+fn keys_of(calls: &[Box<dyn QueuedCall>]) -> Option<Vec<(&RowKey, bool)>> {
+    (!calls.is_empty()).then(|| calls.iter().flat_map(|call| call.keys()).collect())
+}
+
+fn read_saved(rows: &[Row]) -> Result<Saved, Error> {
+    let mut saved = Saved::default();
+    for row in rows {
+        let now: SystemTime = row.try_get(2)?;
+        let since_epoch = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        saved.now = Some(Nanos(u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX)));
+        let is_saved: bool = row.try_get(1)?;
+        let keys = if is_saved { &mut saved.keys } else { &mut saved.missing };
+        keys.insert(row.try_get(0)?);
+    }
+    Ok(saved)
 }
 
 fn read_rows(row: &Row) -> Result<Rows, Error> {
@@ -105,14 +186,6 @@ fn lock_order(wanted: &[(&RowKey, bool)]) -> (Vec<i64>, Vec<bool>) {
     locks.sort_unstable();
     locks.dedup_by_key(|(number, _)| *number);
     locks.into_iter().unzip()
-}
-
-/// Returns the number of the advisory lock of a key. Keys with equal numbers wait for each other.
-pub(super) fn lock_number(key: &[u8]) -> i64 {
-    use std::hash::Hasher as _;
-    let mut hasher = fnv::FnvHasher::default();
-    hasher.write(key);
-    hasher.finish().cast_signed()
 }
 
 /// Returns `true` if the server connection does not know a prepared statement, or another one of

@@ -19,8 +19,9 @@ use super::connect::{ConnectError, describe_error};
 use super::options::{PostgresOptions, Preparation};
 use super::pooler;
 use super::queue::{CallQueue, QueuedCall, StoreOperation};
+use super::rows::lock_number;
 use super::session::Session;
-use super::transaction::{failure_of, is_lost_statement, lock_number};
+use super::transaction::{failure_of, is_lost_statement};
 use crate::backoff::Backoff;
 use crate::breaker::Breaker;
 use crate::telemetry::event::{Event as _, StoreCallSent};
@@ -251,17 +252,17 @@ async fn run_batch(
     result
 }
 
-/// Runs a transaction. Repeats it if a pooler lost a prepared statement, because it then had no
-/// effect.
+/// Applies all calls, and leaves those in `calls` to which no reply was sent. Repeats if a pooler lost a
+/// prepared statement, because the transaction then had no effect.
 async fn run_once_or_twice(
     shared: &Shared,
     session: &mut Session,
-    calls: &mut [Box<dyn QueuedCall>],
+    calls: &mut Vec<Box<dyn QueuedCall>>,
 ) -> Result<(), tokio_postgres::Error> {
-    match session.run_transaction(calls).await {
+    match session.run_calls(calls).await {
         Err(error) if shared.note_lost_statement(&error) => {
             session.stop_preparing().await?;
-            session.run_transaction(calls).await
+            session.run_calls(calls).await
         }
         result => result,
     }
