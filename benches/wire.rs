@@ -6,6 +6,11 @@
 //! and the same checks, in turns within one run. CPU time comes from the operating system, so it excludes
 //! the client.
 //!
+//! The row of `ext_proc` has a stream with an acquire and a release, against one check of the constant.
+//! A last row has the CPU time of Redis per check, beside that of the commands which
+//! envoyproxy/ratelimit sends for the same checks: `INCRBY` and `EXPIRE`, over 10 connections, without
+//! pipelining of several checks.
+//!
 //! The rows with Redis need `redis-server`; `-- memory` leaves them out.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used, clippy::cast_precision_loss)]
@@ -13,7 +18,10 @@
 
 #[path = "support/service.rs"]
 mod service;
+#[path = "support/streams.rs"]
+mod streams;
 
+use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -39,6 +47,9 @@ static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 const CALLS: u64 = 50_000;
 const TURNS: usize = 15;
 const KEYS: u64 = 1_000;
+
+/// The connections of envoyproxy/ratelimit to Redis by default.
+const REFERENCE_CONNECTIONS: usize = 10;
 
 /// A path of the service: its name, the bound of its ratio, its descriptors and the fields of its limit.
 struct Path {
@@ -100,6 +111,44 @@ impl Redis {
         }
         Self { process: Some(process), port }
     }
+
+    /// Returns the CPU time of Redis since its start, in microseconds.
+    fn cpu(&self) -> f64 {
+        let id = self.process.as_ref().map_or(0, Child::id);
+        service::on_processor(format!("/proc/{id}/schedstat").as_ref()) as f64 / 1_000.0
+    }
+
+    /// Sends the commands of envoyproxy/ratelimit for [`CALLS`] checks. Returns the CPU time of Redis
+    /// per check.
+    fn cpu_of_increments(&self) -> f64 {
+        let connect = |_| TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let mut connections: Vec<_> = (0..REFERENCE_CONNECTIONS).map(connect).collect();
+        for connection in &connections {
+            connection.set_nodelay(true).unwrap();
+        }
+        let began = self.cpu();
+        let numbers: Vec<u64> = (0..CALLS).collect();
+        for numbers in numbers.chunks(REFERENCE_CONNECTIONS) {
+            for (connection, number) in connections.iter_mut().zip(numbers) {
+                let key = format!("shop_api_key_client-{:04}_1767225600", number % KEYS);
+                let commands = format!(
+                    "*3\r\n$6\r\nINCRBY\r\n${0}\r\n{key}\r\n$1\r\n1\r\n\
+                     *3\r\n$6\r\nEXPIRE\r\n${0}\r\n{key}\r\n$5\r\n86400\r\n",
+                    key.len()
+                );
+                connection.write_all(commands.as_bytes()).unwrap();
+            }
+            for connection in connections.iter_mut().take(numbers.len()) {
+                let mut replies: Vec<u8> = Vec::new();
+                while replies.iter().filter(|&&byte| byte == b'\n').count() < 2 {
+                    let mut part = [0; 64];
+                    let length = connection.read(&mut part).unwrap();
+                    replies.extend(&part[..length]);
+                }
+            }
+        }
+        (self.cpu() - began) / CALLS as f64
+    }
 }
 
 impl Drop for Redis {
@@ -135,6 +184,49 @@ fn main() {
         let ratio = median(turns.iter().map(|turn| turn.0 / turn.1));
         println!("{:<24} {ours:>8.2} {constant:>9.2} {ratio:>6.3} {:>6}", path.name, path.bound);
     }
+    measure_requests_in_flight(&client, &constant);
+    if !only_memory {
+        let path = &Path::paths()[3];
+        let (server, _limits) = path.start(&redis);
+        let ours = || {
+            let began = redis.cpu();
+            client.block_on(server.cpu_per_call_under(Load::usual(KEYS), CALLS));
+            (redis.cpu() - began) / CALLS as f64
+        };
+        ours();
+        let turns: Vec<_> = (0..TURNS).map(|_| (ours(), redis.cpu_of_increments())).collect();
+        let ours = median(turns.iter().map(|turn| turn.0));
+        let increments = median(turns.iter().map(|turn| turn.1));
+        let ratio = median(turns.iter().map(|turn| turn.0 / turn.1));
+        println!(
+            "{:<24} {:>8} {:>9} {:>6} {:>6}",
+            "Redis' own CPU", "us", "commands", "ratio", "bound"
+        );
+        println!("{:<24} {ours:>8.2} {increments:>9.2} {ratio:>6.3} {:>6}", path.name, 0.25);
+    }
+}
+
+/// An acquire and a release by `ext_proc`, against one check of the constant.
+fn measure_requests_in_flight(client: &::tokio::runtime::Runtime, constant: &Server) {
+    let dir = tempfile::tempdir().unwrap();
+    let (limits, settings) = (dir.path().join("limits"), dir.path().join("server.yaml"));
+    std::fs::create_dir(&limits).unwrap();
+    std::fs::write(limits.join("shop.yaml"), streams::LIMITS).unwrap();
+    std::fs::write(&settings, streams::SETTINGS).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    command.args(ARGUMENTS).arg("--limits-paths").arg(limits).arg("--settings").arg(settings);
+    let ours = Server::start(&mut command);
+    let cost = || {
+        let request = client.block_on(streams::cpu_per_request(&ours, KEYS, CALLS));
+        let check = client.block_on(constant.cpu_per_call_under(Load::usual(KEYS), CALLS));
+        (request / 1_000.0, check / 1_000.0)
+    };
+    cost();
+    let turns: Vec<_> = (0..TURNS).map(|_| cost()).collect();
+    let ours = median(turns.iter().map(|turn| turn.0));
+    let constant = median(turns.iter().map(|turn| turn.1));
+    let ratio = median(turns.iter().map(|turn| turn.0 / turn.1));
+    println!("{:<24} {ours:>8.2} {constant:>9.2} {ratio:>6.3} {:>6}", "ext_proc, both", 2.0);
 }
 
 fn median(values: impl Iterator<Item = f64>) -> f64 {

@@ -68,8 +68,14 @@ impl Server {
         RateLimitServiceClient::connect(format!("http://{}", self.address)).await.unwrap()
     }
 
+    /// The URL of its gRPC port.
+    #[allow(dead_code, reason = "not every bench needs it")]
+    pub(crate) fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
     /// CPU time of its live threads, in nanoseconds.
-    fn on_processors(&self) -> u64 {
+    pub(crate) fn on_processors(&self) -> u64 {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", self.process.id())).unwrap();
         tasks.map(|task| on_processor(&task.unwrap().path().join("schedstat"))).sum()
     }
