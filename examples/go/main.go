@@ -16,6 +16,7 @@ import (
 )
 
 const attempts, domain = 3, "llm"
+
 var descriptors = []*api.Descriptor{{Entries: []*api.Entry{{Key: "org", Value: "acme"}, {Key: "model", Value: "large"}}}}
 
 func within(seconds time.Duration) context.Context {

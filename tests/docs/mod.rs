@@ -15,6 +15,7 @@
 mod book;
 mod density;
 mod examples;
+mod permit_programs;
 mod programs;
 mod questions;
 mod reference;

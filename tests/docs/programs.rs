@@ -28,7 +28,7 @@ const LINES: [&str; 3] = [
     "canceled",
 ];
 
-fn root() -> PathBuf {
+pub fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))
 }
 
@@ -84,8 +84,19 @@ fn assert_reserves_and_settles(program: impl Fn() -> Command) {
     assert!(denied.status.code() == Some(1) && why.contains("denied: budget_spent"), "{denied:?}");
 }
 
-fn assert_prepared(path: &Path) {
+pub fn assert_prepared(path: &Path) {
     assert!(path.exists(), "{} is missing: run scripts/examples.sh", path.display());
+}
+
+/// Compiles the package of `examples/go` in `folder`.
+pub fn compile_go(folder: &str, program: &Path) {
+    let (home, tools) = (root().join("examples/go"), root().join(".tools/go"));
+    assert_prepared(&home.join("sluicegatev1"));
+    let mut compile = Command::new("go");
+    compile.args(["build", "-o"]).arg(program).arg(folder).current_dir(home);
+    compile.env("GOMODCACHE", tools.join("mod")).env("GOCACHE", tools.join("build"));
+    let built = compile.output().unwrap();
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
 #[test]
@@ -101,15 +112,9 @@ fn the_python_example_reserves_and_settles() {
 
 #[test]
 fn the_go_example_reserves_and_settles() {
-    let (folder, tools) = (root().join("examples/go"), root().join(".tools/go"));
-    assert_prepared(&folder.join("sluicegatev1"));
     let dir = tempfile::tempdir().unwrap();
     let program = dir.path().join("budgets");
-    let mut compile = Command::new("go");
-    compile.args(["build", "-o"]).arg(&program).arg(".").current_dir(folder);
-    compile.env("GOMODCACHE", tools.join("mod")).env("GOCACHE", tools.join("build"));
-    let built = compile.output().unwrap();
-    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    compile_go(".", &program);
     assert_reserves_and_settles(|| Command::new(&program));
 }
 
