@@ -20,7 +20,9 @@ COPY src src
 
 FROM source AS build
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
-    cargo build --profile dist --locked --bin sluicegate --features jemalloc --config 'profile.dist.strip="debuginfo"' \
+    # On arm64, Linux has pages of 4, 16 or 64 KiB. jemalloc runs on pages up to the size that it is built for.
+    if [ "$(uname -m)" = aarch64 ]; then export JEMALLOC_SYS_WITH_LG_PAGE=16; fi \
+    && cargo build --profile dist --locked --bin sluicegate --features jemalloc --config 'profile.dist.strip="debuginfo"' \
     && mkdir -p /out/bin \
     && cp target/dist/sluicegate /out/bin/sluicegate \
     # The program's name in the image of envoyproxy/ratelimit.

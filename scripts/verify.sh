@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks formatting and lints, and the parts around the service: licenses, the chart, the image, the book, the
-# TLA+ models, and the instructions of a check.
+# Checks formatting and lints, and the parts around the service: licenses, the chart, the image, the
+# artefacts of a release, the book, the TLA+ models, and the instructions of a check.
 # Run scripts/test.sh first; it installs the packages. Tools are built from source, once, into .tools.
 #
 #   scripts/verify.sh
@@ -8,6 +8,9 @@ set -Eeuo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/steps.sh
 source scripts/steps.sh
+
+root=()
+[ "$(id -u)" = 0 ] || root=(sudo)
 
 deny_version=0.20.2
 
@@ -55,10 +58,19 @@ scripts/instructions.sh
 step "Dockerfile"
 scripts/image.sh
 
+# The build for arm64 takes two to three minutes.
+step "A release for amd64 and arm64"
+scripts/release.sh --cheap amd64 target/release-check
+scripts/release.sh --cheap arm64 target/release-check
+scripts/release.sh chart target/release-check
+
+for what in arm64 package image; do
+    step "The release: $what"
+    "${root[@]}" scripts/check_release.sh $what target/release-check
+done
+
 step "The book"
 if ! command -v chromedriver >/dev/null; then
-    root=()
-    [ "$(id -u)" = 0 ] || root=(sudo)
     "${root[@]}" apt-get update -qq
     "${root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium chromium-driver
 fi
