@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Installs into .tools the programs that check the chart, the compose file and the pages about
+# Installs into .tools the programs that check the chart, the compose file, the workflows and the pages about
 # meshes. Does nothing if all of them are there.
 #
 #   .tools/bin/helm              renders the chart
 #   .tools/bin/kubectl-validate  validates the rendered objects; needs no cluster and no network
 #   .tools/bin/compose           reads docker-compose.yml as `docker compose config` does
 #   .tools/bin/hadolint          lints the Dockerfile
+#   .tools/bin/actionlint        lints the workflows
 #   .tools/crds/                 schemas of Prometheus' operator, Envoy Gateway, Istio and Contour
 #
 # The Go modules compile for some six minutes, once. Without Go 1.21 or later, the script installs
@@ -22,9 +23,10 @@ gateway=github.com/envoyproxy/gateway@v1.9.1
 istio=istio.io/api@v1.31.1
 hadolint=2.14.0
 contour=github.com/projectcontour/contour@v1.33.8
+actionlint=github.com/rhysd/actionlint/cmd/actionlint@v1.7.12
 
 bin=$PWD/.tools/bin crds=$PWD/.tools/crds
-wanted="$helm $kubectl_validate $compose $operator $gateway $istio $contour $hadolint"
+wanted="$helm $kubectl_validate $compose $operator $gateway $istio $contour $hadolint $actionlint"
 if [ "$(cat .tools/chart.done 2>/dev/null)" = "$wanted" ] && [ -e "$crds/gateway.envoyproxy.io_clienttrafficpolicies.yaml" ]; then
     exit 0
 fi
@@ -78,6 +80,7 @@ cd "$(mktemp -d)"
 install "$helm" helm
 install "$kubectl_validate" kubectl-validate
 install "$compose" compose
+install "$actionlint" actionlint
 take "$operator" example/prometheus-operator-crd/monitoring.coreos.com_{servicemonitors,prometheusrules}.yaml
 take "$gateway" charts/gateway-crds-helm/templates/generated/gateway.envoyproxy.io_{backendtrafficpolicies,clienttrafficpolicies,envoyextensionpolicies,envoyproxies,securitypolicies}.yaml
 take "$istio" kubernetes/customresourcedefinitions.gen.yaml

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks formatting and lints, and the parts around the service: licenses, the chart, the image, the
+# Checks formatting and lints, and the parts around the service: licenses, the chart, the image, the workflows, the
 # artefacts of a release, the book, the TLA+ models, and the instructions of a check.
 # Run scripts/test.sh first; it installs the packages. Tools are built from source, once, into .tools.
 #
@@ -11,8 +11,6 @@ source scripts/steps.sh
 
 root=()
 [ "$(id -u)" = 0 ] || root=(sudo)
-
-deny_version=0.20.2
 
 cargo fmt --version >/dev/null 2>&1 || rustup component add rustfmt
 cargo clippy --version >/dev/null 2>&1 || rustup component add clippy
@@ -27,24 +25,20 @@ cargo clippy --locked --workspace --all-targets -- -D warnings
 step "Helm and the validators of charts"
 scripts/chart.sh
 
-# Compiles for two to three minutes, once.
-deny=.tools/cargo/bin/cargo-deny
-if ! "$deny" --version 2>/dev/null | grep -qx "cargo-deny $deny_version"; then
-    step "cargo-deny"
-    cargo install --locked --quiet --debug --root .tools/cargo cargo-deny --version "$deny_version"
-fi
+step "The workflows"
+scripts/workflows.sh
 
 step "cargo deny check licenses bans sources"
+deny=$(scripts/deny.sh)
 "$deny" --log-level error check --hide-inclusion-graph licenses bans sources
 
 # The database of advisories is a git repository. Its state does not depend on the commit that is verified, so
 # a run without network is no failure.
 step "cargo deny check advisories"
-if timeout 300 "$deny" --log-level error fetch db; then
-    "$deny" --log-level error check --hide-inclusion-graph --disable-fetch advisories
-else
-    echo "NOT RUN: cargo deny check advisories, because https://github.com/rustsec/advisory-db cannot be fetched" >&2
-fi
+scripts/advisories.sh || {
+    [ $? = 2 ] || exit 1
+    echo "NOT RUN: cargo deny check advisories, for the reason above" >&2
+}
 
 step "The commands of README and docs"
 WALK_PROGRAM=$PWD/target/debug/sluicegate scripts/walk.sh || {
