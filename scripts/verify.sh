@@ -58,7 +58,7 @@ scripts/release.sh --cheap amd64 target/release-check
 scripts/release.sh --cheap arm64 target/release-check
 scripts/release.sh chart target/release-check
 
-for what in arm64 package image; do
+for what in arm64 module package image; do
     step "The release: $what"
     "${root[@]}" scripts/check_release.sh $what target/release-check
 done
