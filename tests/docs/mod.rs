@@ -7,6 +7,7 @@
 //! - Every relative link resolves.
 //! - Guides begin with an example and have one for every 200 words.
 //! - The examples of programs in Python, Go and Rust work.
+//! - The first change of `CONTRIBUTING.md` names existing code.
 //! - Forty questions have their answers two clicks from the summary.
 //!
 //! Not covered:
@@ -15,6 +16,7 @@
 mod book;
 mod density;
 mod examples;
+mod first_change;
 mod permit_programs;
 mod programs;
 mod questions;
