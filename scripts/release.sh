@@ -19,6 +19,8 @@
 # - The program and the module run on glibc 2.35 and later. (Debian 12, Ubuntu 22.04; the images of Envoy)
 # - Archives and packages of equal files are equal: their times are those of the commit.
 #
+# Exit code 4: the compiler's library for the architecture cannot be fetched.
+#
 # Not covered:
 # - Equal programs from two builds. scripts/publish.sh records where a program was built.
 set -Eeuo pipefail
@@ -66,7 +68,7 @@ set_target() {
     [ "$(rustc -vV | sed -n 's/^host: //p')" != "$triple" ] || return 0
     tools=$prefix- target=$target/$triple
     command -v "${tools}gcc" >/dev/null || install_missing "gcc-$prefix" "libc6-dev-$arch-cross"
-    [ -d "$(rustc --print target-libdir --target "$triple")" ] || rustup target add "$triple"
+    [ -d "$(rustc --print target-libdir --target "$triple")" ] || rustup target add "$triple" || exit 4
     build+=(--target "$triple")
     triple=${triple^^}
     export "CARGO_TARGET_${triple//-/_}_LINKER=${tools}gcc"
