@@ -37,8 +37,11 @@ const HOOKS_OF_ENDING_CONFIGS: [&str; 2] = ["config_destroy", "route_config_dest
 
 const HOOKS_OF_NEW_CONFIGS: [&str; 2] = ["config_new", "route_config_new"];
 
-/// The directory of the module.
+/// The directory of the module. That of the last release for `scripts/upgrade.sh`.
 static MODULE: LazyLock<PathBuf> = LazyLock::new(|| {
+    if let Some(last) = std::env::var_os("LAST_RELEASE_MODULE") {
+        return last.into();
+    }
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("envoy_module");
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
     let mut cargo = Command::new(env!("CARGO"));

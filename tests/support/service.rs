@@ -1,11 +1,13 @@
 //! Runs the real binary as a child process on free ports.
 
+use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::mpsc::{Receiver, sync_channel};
 
 use serde_json::Value;
@@ -179,12 +181,21 @@ const NOWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 /// Command without `SLUICEGATE_*` variables of the test run. The binary would read them as
 /// settings.
 pub fn sluicegate() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sluicegate"));
+    let mut command = Command::new(next_program());
     let ours = std::env::vars_os().map(|(name, _)| name);
     ours.filter(|name| name.as_encoded_bytes().starts_with(b"SLUICEGATE_")).for_each(|name| {
         command.env_remove(name);
     });
     command
+}
+
+/// The program of the next process. With the variable `LAST_RELEASE_PROGRAM`, every other process runs
+/// that one (`scripts/upgrade.sh`).
+fn next_program() -> OsString {
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    let last = std::env::var_os("LAST_RELEASE_PROGRAM");
+    let is_other = STARTED.fetch_add(1, Relaxed) % 2 == 1;
+    last.filter(|_| is_other).unwrap_or_else(|| env!("CARGO_BIN_EXE_sluicegate").into())
 }
 
 /// Command under the name `ratelimit`, with an empty environment and free ports.
