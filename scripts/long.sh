@@ -44,6 +44,9 @@ check_ceilings() {
 # The models of spec/large: pairs of faults that no small model covers.
 check_specs() { run specs scripts/specs.sh large; }
 
+# The last release and this build as one fleet.
+check_upgrade() { run upgrade scripts/upgrade.sh; }
+
 # Two hundred fleets with leases, whose processes are killed, stopped and resumed at random.
 check_leases() {
     SLUICEGATE_RUNS=200 run leases cargo test --locked --test all -- --nocapture store::redis::overshoot
@@ -99,7 +102,7 @@ check_stall() { run stall cargo bench --locked --features jemalloc --bench backe
 check_benches() { run benches cargo bench --locked --features jemalloc; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway image walk)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway image walk upgrade)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

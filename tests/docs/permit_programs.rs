@@ -106,3 +106,24 @@ fn the_go_handler_limits_requests_in_flight() {
     .unwrap();
     service.terminate();
 }
+
+#[test]
+fn the_go_check_speaks_the_protocol_of_envoys_filter() {
+    let (service, _limits) = serve(
+        "domain: shop\ndescriptors:\n- {key: api_key, rate_limit: {unit: year, requests_per_unit: 2}}\n",
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let program = dir.path().join("check");
+    compile_go("./check", &program);
+    let check = || {
+        let mut command = Command::new(&program);
+        let output = command.arg(service.grpc.to_string()).args(["shop", "api_key=demo"]).output();
+        let output = output.unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(
+        [check(), check(), check()],
+        ["OK 1 of 2 left\n", "OK 0 of 2 left\n", "OVER_LIMIT 0 of 2 left\n"]
+    );
+}
