@@ -21,7 +21,7 @@ mod service;
 #[path = "support/streams.rs"]
 mod streams;
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -139,12 +139,8 @@ impl Redis {
                 connection.write_all(commands.as_bytes()).unwrap();
             }
             for connection in connections.iter_mut().take(numbers.len()) {
-                let mut replies: Vec<u8> = Vec::new();
-                while replies.iter().filter(|&&byte| byte == b'\n').count() < 2 {
-                    let mut part = [0; 64];
-                    let length = connection.read(&mut part).unwrap();
-                    replies.extend(&part[..length]);
-                }
+                let mut replies = BufReader::new(connection).lines();
+                assert!(replies.next().is_some() && replies.next().is_some());
             }
         }
         (self.cpu() - began) / CALLS as f64
