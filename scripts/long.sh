@@ -44,6 +44,9 @@ check_ceilings() {
 # The models of spec/large: pairs of faults that no small model covers.
 check_specs() { run specs scripts/specs.sh large; }
 
+# The fault report of a release.
+check_faults() { run faults scripts/faults.py; }
+
 # The last release and this build as one fleet.
 check_upgrade() { run upgrade scripts/upgrade.sh; }
 
@@ -102,7 +105,7 @@ check_stall() { run stall cargo bench --locked --features jemalloc --bench backe
 check_benches() { run benches cargo bench --locked --features jemalloc; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway image walk upgrade)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway image walk upgrade faults)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"
