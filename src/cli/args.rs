@@ -4,6 +4,7 @@
 //! - `serve` has a flag for every setting of [`crate::config::settings`].
 
 mod ask;
+mod ban;
 mod bench;
 mod budget;
 mod parse;
@@ -19,6 +20,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use super::admin_client::LOCAL_ADMIN_PORT;
 use super::recording_args::{RecordArgs, ReplayArgs, SuggestArgs};
 pub use ask::AskArgs;
+pub use ban::{BanCommand, BanLiftArgs, BanListArgs};
 pub use bench::{BenchArgs, BenchFormat, BenchStrategy, RequestsPerUnit};
 pub use budget::{
     BudgetCommand, BudgetExportArgs, BudgetListArgs, BudgetPlace, BudgetShowArgs, BudgetTarget,
@@ -66,6 +68,9 @@ pub enum Command {
     /// Show or change the rows of a table that limits read: 0 done, 1 no such row, 2 failed.
     #[command(subcommand)]
     Table(TableCommand),
+    /// List the banned keys, or lift a ban: 0 done, 1 not banned, 2 failed.
+    #[command(subcommand)]
+    Ban(BanCommand),
     /// List, show or export budgets, or add to a prepaid one.
     #[command(subcommand)]
     Budget(BudgetCommand),

@@ -7,6 +7,7 @@
 mod admin_client;
 pub mod args;
 mod ask;
+mod ban;
 mod bench;
 mod budget;
 mod doctor;
@@ -84,6 +85,7 @@ fn run_command(
         Command::Ask(ask) => ask::ask(&ask, terminal),
         Command::Bench(args) => bench::bench(&args, terminal),
         Command::Show(args) => show::show(&args, terminal),
+        Command::Ban(command) => ban::ban(&command, terminal),
         Command::Table(command) => table::table(&command, terminal),
         Command::Budget(command) => budget::budget(&command, terminal),
         Command::Top(args) => top::top(&args, terminal),

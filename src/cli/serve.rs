@@ -178,7 +178,7 @@ async fn run(
     if has_shared_store {
         start_fleet_tasks(settings, &engine, &mut tasks);
     } else {
-        tasks.synchronize_audit(Arc::clone(&engine));
+        tasks.start_without_fleet(&engine);
     }
     writeln!(terminal.out, "ready")?;
     terminal.out.flush()?;
@@ -208,6 +208,7 @@ async fn stop_telemetry(exporters: OtlpExporters) {
 
 /// Starts the tasks that a shared store needs: reports, debts, leases and the findings of `doctor`.
 fn start_fleet_tasks(settings: &Settings, engine: &Arc<Engine>, tasks: &mut ServiceTasks) {
+    tasks.count_strikes(Arc::clone(engine));
     let (report_engine, debt_engine) = (Arc::clone(engine), Arc::clone(engine));
     tasks.spawn_background(async move { report_engine.report_forever().await });
     tasks.spawn_background(async move { debt_engine.repay_forever().await });

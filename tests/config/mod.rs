@@ -14,6 +14,7 @@ mod lint;
 mod load;
 mod manifest;
 mod pace;
+mod penalty;
 mod raw;
 mod recorded;
 mod resolve;

@@ -97,6 +97,7 @@ fn decision(verdict: Verdict, findings: Vec<DescriptorDecision>) -> Decision {
         verdict,
         binding: findings.iter().position(|finding| finding.limit.is_some()),
         retry_after,
+        ban_status: None,
         denied_by: denied.then(|| "d.k".into()),
         shadow_denied_by: None,
         is_shadowed: false,
@@ -142,6 +143,14 @@ async fn acquire_permits(engine: &Engine, value: &str) -> sluicegate::engine::Re
 
 /// A configuration: in domain `d`, the key `k` has a limit `lim` of two hits a minute, and `u` is
 /// unlimited.
+/// One hit a minute for each value of `k`. The first denial bans for ten minutes, with status 451.
+fn banning() -> Config {
+    let penalty = "penalty: {after: 1, within: 1m, for: 10m, status: 451}";
+    let limit = format!("{{name: lim, unit: minute, requests_per_unit: 1, {penalty}}}");
+    let text = format!("domain: d\ndescriptors:\n- {{key: k, rate_limit: {limit}}}\n");
+    sluicegate::config::load([("d.yaml", text.as_bytes())], Revision(3), false).unwrap().0
+}
+
 fn two_a_minute() -> Config {
     let limit = raw::RateLimit {
         requests_per_unit: spanned(2),

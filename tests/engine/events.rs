@@ -1,4 +1,4 @@
-//! Tests of events about concurrency limits, with an engine in this process.
+//! Tests of events about concurrency limits and bans, with an engine in this process.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use sluicegate::clock::Clock;
 use sluicegate::config::load;
 use sluicegate::config::settings::{DescriptorValues, EventKinds, UnitFraction};
+use sluicegate::engine::actions::Operator;
 use sluicegate::engine::events::EventOptions;
 use sluicegate::engine::{AdmissionOutcome, DecisionPolicy, Engine};
 use sluicegate::kernel::decision::{Check, Cost, Descriptor};
@@ -14,11 +15,14 @@ use sluicegate::store::memory::{MemoryStore, WhenFull};
 use sluicegate::telemetry::cloud_events::{EventDelivery, EventDrain, WebhookOptions};
 use sluicegate::telemetry::event::{Event as _, ShareFenced};
 
+use crate::support::engine::check_of_entry;
 use crate::support::event_receiver::{EventReceiver, Replies};
 use crate::support::waiting::{PATIENCE, until};
 
 const LIMITS: &str = "domain: d\ndescriptors:\n\
-- {key: upstream, concurrency: {limit: 1, mode: local, classes: {by: tier, up_to: {gold: 100%}}}}\n";
+- {key: upstream, concurrency: {limit: 1, mode: local, classes: {by: tier, up_to: {gold: 100%}}}}\n\
+- {key: k, rate_limit: {unit: minute, requests_per_unit: 0, \
+penalty: {after: 1, within: 1m, for: 10m}}}\n";
 
 /// An engine whose events are delivered to `receiver`.
 fn start(receiver: &EventReceiver) -> (Arc<Engine>, EventDrain) {
@@ -95,4 +99,32 @@ fn a_rejection_by_a_concurrency_limit_is_an_event() {
     assert_eq!(data["reason"], "concurrency_limit_reached");
     assert_eq!(data["class"], "gold");
     assert_eq!((&data["in_flight"], &data["queued"]), (&json!(1), &json!(0)));
+}
+
+#[test]
+fn a_ban_and_its_lift_are_events() {
+    let (receiver, runtime) =
+        (EventReceiver::start(Replies::Accept), tokio::runtime::Runtime::new().unwrap());
+    runtime.block_on(async {
+        let (engine, drain) = start(&receiver);
+        engine.decide(&check_of_entry("k", "v")).await.unwrap();
+        engine.decide(&check_of_entry("k", "v")).await.unwrap();
+        let operator = Operator { name: "alice", reason: "ticket 7" };
+        engine.lift_bans("d", &[("k", "v")], operator).await.unwrap();
+        drain.finish(PATIENCE).await;
+    });
+    let events = receiver.events();
+    let of_type = |wanted: &str| {
+        let found: Vec<_> = events.iter().filter(|event| event["type"] == wanted).collect();
+        assert_eq!(found.len(), 1, "{events:?}");
+        assert_eq!(found[0]["subject"], "d.k");
+        let data = &found[0]["data"];
+        assert_eq!(data["descriptor"], json!([{"key": "k", "value": "v"}]));
+        assert_eq!((&data["domain"], &data["replica"]), (&json!("d"), &json!("one")));
+        data.clone()
+    };
+    let began = of_type("io.sluicegate.ban.began");
+    assert_eq!(began["until"], "1970-01-12T13:56:40Z", "second 1,000,600");
+    let lifted = of_type("io.sluicegate.ban.lifted");
+    assert_eq!((&lifted["by"], &lifted["reason"]), (&json!("alice"), &json!("ticket 7")));
 }

@@ -1,5 +1,6 @@
 //! Tests of the engine: decisions, leases, concurrency limits and the fleet.
 
+mod bans;
 mod budgets;
 mod concurrency;
 mod decide;

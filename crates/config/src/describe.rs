@@ -77,9 +77,10 @@ impl fmt::Display for Limit {
             write!(f, ", mode {}", self.mode)?;
         }
         match self.on_store_failure {
-            FallbackMode::Error => Ok(()),
-            failure => write!(f, ", on store failure {failure}"),
+            FallbackMode::Error => {}
+            failure => write!(f, ", on store failure {failure}")?,
         }
+        self.penalty.as_ref().map_or(Ok(()), |penalty| write!(f, ", {penalty}"))
     }
 }
 

@@ -22,6 +22,7 @@ pub mod explain;
 mod lint;
 mod load;
 pub mod manifest;
+pub mod penalty;
 pub mod prices;
 pub mod raw;
 pub mod resolve;

@@ -58,6 +58,12 @@ pub(super) fn lint_descriptor(raw: &Descriptor, at: FileSpan, findings: &mut Fil
         findings.add(Code::StarInKey, at, message, fix);
     }
     never_matches::warn_literal_value(raw, at, findings);
+    let mut limits =
+        raw.rate_limit.iter().chain(raw.rate_limits.iter().flat_map(|list| &list.value));
+    if raw.shadow_mode && limits.any(|limit| limit.penalty.is_some()) {
+        let message = "`penalty` has no effect with `shadow_mode`, which denies nothing".to_owned();
+        findings.add(Code::NoEffect, at, message, "remove one of the two");
+    }
     let pace = raw.rate_limit.as_ref().and_then(RateLimit::pace_field);
     let counts = raw.rate_limit.is_some() && pace.is_none() || raw.rate_limits.is_some();
     if counts || raw.is_incomplete {

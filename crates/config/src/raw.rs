@@ -22,6 +22,7 @@ mod limits_block;
 mod metadata;
 mod names;
 mod pace;
+mod penalty;
 mod read;
 mod schema;
 mod text_list;
@@ -35,6 +36,7 @@ pub use budget::{Budget, Usage};
 pub use calendar::Calendar;
 pub use concurrency::{Adaptive, Classes, Concurrency, Fair, Queue, Reject};
 pub use pace::{AdaptiveRate, Wait};
+pub use penalty::Penalty;
 pub use read::{InvalidFile, read, source};
 pub use text_list::{TextList, TextMap};
 
@@ -240,6 +242,8 @@ pub struct RateLimit {
     /// For `from`: the key of the entry whose value is the id. Default: the key of this rule.
     #[schemars(schema_with = "schema::text")]
     pub by: Option<Spanned<String>>,
+    /// Bans a key that this limit denies repeatedly, at all replicas.
+    pub penalty: Option<Penalty>,
 }
 
 impl RateLimit {

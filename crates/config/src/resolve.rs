@@ -31,6 +31,7 @@ mod pace_block;
 mod rate_limit_block;
 mod rate_limit_list;
 mod requester_blocks;
+mod status;
 mod time_zone_name;
 mod usage_block;
 mod window;

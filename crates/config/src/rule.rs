@@ -15,6 +15,7 @@ use smallvec::SmallVec;
 
 use super::action::{ActionEffect, BoostSize, ForcedDecision};
 use super::calendar::Calendar;
+use super::penalty::Penalty;
 use super::table_column::TableColumn;
 use crate::kernel::decision::Verdict;
 use crate::kernel::key::KeyStrategy;
@@ -84,6 +85,8 @@ pub struct Limit {
     pub on_store_failure: FallbackMode,
     /// The column of a table with the requests of each id, and the overshoot for each number.
     pub from: Option<Box<TableColumn>>,
+    /// The ban of a key that is denied repeatedly.
+    pub penalty: Option<Box<Penalty>>,
 }
 
 impl Limit {

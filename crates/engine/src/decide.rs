@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - Each check is planned once and counted once.
 
-mod charge_decision;
+pub(super) mod charge_decision;
 mod charge_stats;
 mod counted;
 mod decision;
@@ -31,6 +31,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use crate::config::penalty::DEFAULT_BAN_STATUS;
 use crate::kernel::decision::{DescriptorDecision, Reason, StoreFailure, Verdict, VoteGroup};
 use crate::kernel::units::{Nanos, Revision};
 
@@ -49,6 +50,8 @@ pub struct Decision {
     /// After a denial, the wait until the same check would be allowed without other traffic.
     /// `None` if waiting does not help.
     pub retry_after: Option<Nanos>,
+    /// The HTTP status of a denial by a ban; `None` for all other decisions.
+    pub ban_status: Option<u16>,
     /// After a denial, the path of the rule that denied. `None` if a limit override denied.
     pub denied_by: Option<Arc<str>>,
     /// The path of the first rule in shadow mode that would have denied, for a rate limit or a
@@ -74,11 +77,21 @@ impl Decision {
             limit_statuses: Vec::new(),
             binding,
             retry_after,
+            ban_status: None,
             denied_by,
             shadow_denied_by: None,
             is_shadowed,
             revision,
             now,
+        }
+    }
+
+    /// Returns the HTTP status of a denial, for protocols that carry one.
+    #[must_use]
+    pub const fn deny_status(&self) -> u16 {
+        match self.ban_status {
+            Some(status) => status,
+            None => DEFAULT_BAN_STATUS,
         }
     }
 

@@ -14,6 +14,7 @@
 
 pub mod actions;
 mod active_config;
+pub mod bans;
 pub mod budgets;
 mod check_text;
 pub mod concurrency;
@@ -38,6 +39,7 @@ use sluicegate_telemetry as telemetry;
 
 use crate::actions::{AuditLog, OperatorActions};
 use crate::active_config::ActiveConfig;
+use crate::bans::Bans;
 use crate::budgets::{LearnedCosts, MetBudgets, Retries, SettleWatch};
 use crate::clock::Clock;
 use crate::concurrency::ConcurrencyLimits;
@@ -94,6 +96,7 @@ pub struct Engine {
     stats: Option<Arc<Stats>>,
     forwarding: Option<ForwardingQueue>,
     actions: OperatorActions,
+    bans: Bans,
     audit: AuditLog,
     unmatched: UnmatchedDescriptors,
     /// The events for other programs, if they are on.
@@ -167,6 +170,7 @@ impl Engine {
             stats,
             forwarding,
             actions,
+            bans: Bans::default(),
             audit,
             unmatched,
             events: None,
@@ -297,6 +301,7 @@ impl Engine {
         let counters = RuleCounters::new(&config, self.policy.max_counted_rules, counters);
         let active = Arc::new(ActiveConfig::new(config, Arc::new(counters)));
         self.active.store(Some(Arc::clone(&active)));
+        self.reload_bans(&active);
         if let Some(leases) = &self.leases {
             let before = before.as_deref().map(|before| &*before.config);
             lease::apply_config(leases, before, &active);

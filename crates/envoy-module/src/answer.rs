@@ -37,6 +37,10 @@ pub(crate) fn send_denial(stream: impl EnvoyStream, module: &FilterModule, answe
         return;
     }
     let headers = &denial_headers(module.config.headers, answer);
-    let (status, body, details) = (module.config.status, "", "sluicegate_over_limit");
+    let (status, details) = match answer.ban_status {
+        Some(status) => (status, "sluicegate_banned"),
+        None => (module.config.status, "sluicegate_over_limit"),
+    };
+    let body = "";
     stream.send_response(&LocalResponse { status, headers, body, details });
 }

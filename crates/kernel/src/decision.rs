@@ -87,6 +87,8 @@ crate::named_enum! {
         Refunded = "refunded",
         /// Counted and over the limit.
         OverLimit = "over_limit",
+        /// The key is banned by the limit's `penalty`; no counter was read or charged.
+        Banned = "banned",
         /// The check has more hits than the limit can ever allow.
         LargerThanLimit = "larger_than_limit",
         /// Another limit is known to deny the check, so this limit was not charged.
@@ -280,6 +282,13 @@ impl DescriptorDecision {
         (self.reason, self.headroom, self.retry_after) = (reason, Headroom::default(), None);
         self.is_denied = verdict == Verdict::Deny;
         self.verdict = self.enforcement.enforced_verdict(self.is_denied);
+    }
+
+    /// Denies because of a ban that ends after `left`.
+    pub fn ban(&mut self, left: Nanos) {
+        self.set_verdict(Verdict::Deny, Reason::Banned);
+        self.headroom.reset_after = left;
+        self.retry_after = Some(left);
     }
 
     /// Returns the time from the counter's reply until the descriptor's hits are allowed; `None`

@@ -54,6 +54,9 @@ type KeyHead = ([u8; 2], u64);
 
 const HEAD_LEN: usize = 10;
 
+/// The first byte of the key of a penalty's counter. The byte after it tells strikes and bans apart.
+const PENALTY_TAG: u8 = b'p';
+
 const BUCKET_HEAD: KeyHead = ([b'b', 0], 0);
 
 /// The first bytes of a budget's key. The number after them is the unit.
@@ -120,6 +123,27 @@ impl CounterKey {
     ) -> Self {
         let mut key = Self::EMPTY;
         key.write_length_prefixed((BUDGET_TAG, unit), domain, entries);
+        key
+    }
+
+    /// Creates the key of the counter with the strikes against this counter's key.
+    #[must_use]
+    pub fn strikes(&self) -> Self {
+        self.of_penalty(b's')
+    }
+
+    /// Creates the key of the counter that has a hit while this counter's key is banned.
+    #[must_use]
+    pub fn ban(&self) -> Self {
+        self.of_penalty(b'b')
+    }
+
+    /// Creates a key that is never equal to that of a limit: the bytes of this one after a tag.
+    fn of_penalty(&self, part: u8) -> Self {
+        let (mut key, own) = (Self::EMPTY, self.as_bytes());
+        let mut rest = key.reset_zeroed(own.len().saturating_add(2));
+        rest.put(&[PENALTY_TAG, part]);
+        rest.put(own);
         key
     }
 

@@ -21,6 +21,8 @@ pub struct Answer {
     /// The time after which the request is allowed; `None` if it is allowed now, or if the time is
     /// not known.
     pub retry_after: Option<Duration>,
+    /// The HTTP status of a denial by a ban; `None` for all other answers.
+    pub ban_status: Option<u16>,
     /// Set if a concurrency limit rejected the request.
     pub rejection: Option<Box<PermitRejection>>,
     /// The limit for response headers: the one with the fewest remaining requests.
@@ -36,6 +38,7 @@ impl Answer {
             denied_by: None,
             rules: SmallVec::new_const(),
             retry_after: None,
+            ban_status: None,
             rejection: None,
             reported: None,
         }
@@ -66,6 +69,7 @@ impl Answer {
         let is_allowed = part.verdict.is_allowed();
         if !is_allowed {
             self.retry_after = self.retry_after.max(part.retry_after);
+            self.ban_status = self.ban_status.or(part.ban_status);
         }
         if let Some(path) = part.path {
             if part.verdict == RuleVerdict::Deny && self.denied_by.is_none() {
@@ -92,13 +96,19 @@ pub(crate) struct RuleAnswer {
     pub(crate) verdict: RuleVerdict,
     pub(crate) path: Option<Arc<str>>,
     pub(crate) retry_after: Option<Duration>,
+    pub(crate) ban_status: Option<u16>,
     pub(crate) reported: Option<ReportedLimit>,
 }
 
 impl RuleAnswer {
     /// The result of a descriptor that no limit applies to.
-    pub(crate) const UNLIMITED: Self =
-        Self { verdict: RuleVerdict::Allow, path: None, retry_after: None, reported: None };
+    pub(crate) const UNLIMITED: Self = Self {
+        verdict: RuleVerdict::Allow,
+        path: None,
+        retry_after: None,
+        ban_status: None,
+        reported: None,
+    };
 
     /// The result if Sluicegate does not reply: `failure` is the filter's failure rule.
     pub(crate) fn failed(failure: Verdict) -> Self {

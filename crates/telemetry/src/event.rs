@@ -9,7 +9,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 
 pub use super::label::{
-    BudgetEvent, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
+    BanEvent, BudgetEvent, CloudEventOutcome, ConnectionFailure, DatagramKind, EdgeOutcome,
     FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort, MirrorOutcome,
     PermitIdEvent, Protocol, ProxyMessageKind, RuleVerdict, ShareEvent, StrictPermitEvent,
 };
@@ -286,6 +286,12 @@ impl Event for WrongAdminToken {
 impl Event for ShareEvent {
     fn count(self, metrics: &Metrics) {
         metrics.add(|shard| &shard.share_events[self as usize], 1);
+    }
+}
+
+impl Event for BanEvent {
+    fn count(self, metrics: &Metrics) {
+        metrics.add(|shard| &shard.bans[self as usize], 1);
     }
 }
 

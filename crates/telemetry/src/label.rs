@@ -372,6 +372,20 @@ named_enum! {
 }
 
 named_enum! {
+    /// An event of bans and of the strikes that lead to them.
+    pub enum BanEvent {
+        /// A ban began.
+        Began = "began",
+        /// An operator lifted a ban.
+        Lifted = "lifted",
+        /// A ban did not apply at this replica: the list is full, or the name of the key is too long.
+        Refused = "refused",
+        /// A strike was not counted: the store did not reply, or too many strikes waited.
+        StrikeLost = "strike_lost",
+    }
+}
+
+named_enum! {
     /// The outcome of a check that was sent to another rate limit service too.
     pub enum MirrorOutcome {
         /// Both services decided alike.

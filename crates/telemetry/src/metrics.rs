@@ -27,7 +27,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use super::label::{
-    BudgetEvent, CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind,
+    BanEvent, BudgetEvent, CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind,
     EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, LimitEvent, ListenPort,
     MirrorOutcome, PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent,
     VERDICTS,
@@ -110,6 +110,7 @@ pub(super) struct Counters {
         [[AtomicU64; ConnectionFailure::ALL.len()]; ListenPort::ALL.len()],
     pub(super) refused_bodies: AtomicU64,
     pub(super) wrong_admin_tokens: AtomicU64,
+    pub(super) bans: [AtomicU64; BanEvent::ALL.len()],
     pub(super) cloud_events: [AtomicU64; CloudEventOutcome::ALL.len()],
     pub(super) mirrored_checks: [AtomicU64; MirrorOutcome::ALL.len()],
 }
@@ -170,6 +171,8 @@ pub struct Gauges {
     pub concurrency_limits: Vec<ConcurrencyGauges>,
     /// The decisions of each rule.
     pub rule_decisions: Vec<RuleDecisions>,
+    /// Bans that apply.
+    pub bans: u64,
     /// Events for other programs that are queued or being delivered.
     pub undelivered_events: u64,
     /// The rules that another rate limit service decided differently.
@@ -360,6 +363,7 @@ impl Counters {
             failed_connections: [const { zeros() }; ListenPort::ALL.len()],
             refused_bodies: AtomicU64::new(0),
             wrong_admin_tokens: AtomicU64::new(0),
+            bans: zeros(),
             cloud_events: zeros(),
             mirrored_checks: zeros(),
         }

@@ -702,6 +702,9 @@ pub struct CheckDecision {
     /// The limit that the response headers report. Absent if no descriptor is limited.
     #[prost(message, optional, tag = "4")]
     pub reported: ::core::option::Option<ReportedLimit>,
+    /// The HTTP status of a denial by a ban, 400 to 599. Absent for all other decisions.
+    #[prost(uint32, optional, tag = "5")]
+    pub ban_status: ::core::option::Option<u32>,
 }
 /// The limit that response headers report.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]

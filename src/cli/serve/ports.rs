@@ -222,6 +222,7 @@ impl ServiceContext<'_> {
                 rule_decisions: engine.rule_decisions(),
                 leases: gauges::lease_balances(&engine),
                 lease_proxies: count(engine.proxies().count()),
+                bans: engine.ban_count(),
                 undelivered_events: engine.undelivered_events(),
                 mirror_differences: mirror
                     .as_ref()

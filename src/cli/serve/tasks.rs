@@ -47,9 +47,17 @@ impl ServiceTasks {
         self.background.spawn(part);
     }
 
-    /// Sends the audit log to the store periodically. With a fleet, each heartbeat does that.
-    pub(super) fn synchronize_audit(&mut self, engine: Arc<Engine>) {
+    /// Starts the tasks of a process without a fleet: it counts strikes, and sends the audit log to
+    /// the store periodically. With a fleet, each heartbeat does that.
+    pub(super) fn start_without_fleet(&mut self, engine: &Arc<Engine>) {
+        self.count_strikes(Arc::clone(engine));
+        let engine = Arc::clone(engine);
         self.spawn_background(async move { engine.synchronize_audit_forever().await });
+    }
+
+    /// Counts the strikes that lead to bans, in the background.
+    pub(super) fn count_strikes(&mut self, engine: Arc<Engine>) {
+        self.spawn_background(async move { engine.charge_strikes_forever().await });
     }
 
     /// Waits until all listeners have finished. Returns an error at once if a listener fails or a

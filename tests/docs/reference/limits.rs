@@ -14,11 +14,12 @@ use super::assert_page;
 
 /// Definitions of the JSON Schema in the order of the page. Each has the field that contains it and
 /// the page with details.
-const BLOCKS: [(&str, &str, &str); 15] = [
+const BLOCKS: [(&str, &str, &str); 16] = [
     ("", "A file", "limits.md"),
     ("Defaults", "`defaults`", "limits.md"),
     ("Descriptor", "`descriptors`", "limits.md"),
     ("RateLimit", "`rate_limit`", "limits.md"),
+    ("Penalty", "`penalty`", "guides/ban-repeat-offenders.md"),
     ("AdaptiveRate", "`adaptive` of a rate limit", "limits.md"),
     ("Wait", "`wait`", "limits.md"),
     ("Calendar", "`calendar`", "limits.md"),

@@ -23,7 +23,9 @@ use tonic::{Code, Status};
 
 use super::{CHECK, Served, served_with};
 use crate::edge::http::nginx::hooks;
-use crate::edge::{acquire_permits, empty_engine, engine, engine_with_concurrency, two_a_minute};
+use crate::edge::{
+    acquire_permits, banning, empty_engine, engine, engine_with_concurrency, two_a_minute,
+};
 use crate::support::waiting::PATIENCE;
 
 fn request(headers: &[(&str, &str)]) -> HttpRequest {
@@ -82,6 +84,19 @@ async fn the_third_hit_is_denied_with_429() {
     assert_ne!(reply.status.unwrap().code, 0);
     let Some(HttpResponse::DeniedResponse(denied)) = reply.http_response else { panic!("passed") };
     assert_eq!((denied.status.unwrap().code, denied.body.as_str()), (429, "rate limited\n"));
+}
+
+#[tokio::test]
+async fn a_ban_has_the_status_of_its_penalty() {
+    let served = served_with(engine(banning()), Readiness::Ready, hooks("")).await;
+    for wanted in [None, Some(429), Some(451), Some(451)] {
+        let reply = check(&served, context(request(&[("x-key", "v")]), &[])).await.unwrap();
+        let status = match reply.http_response {
+            Some(HttpResponse::DeniedResponse(denied)) => Some(denied.status.unwrap().code),
+            _ => None,
+        };
+        assert_eq!(status, wanted);
+    }
 }
 
 #[tokio::test]

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use tonic::codegen::Service as _;
 
 use super::MAX_CONNECTIONS;
-use crate::edge::{empty_engine, engine, two_a_minute};
+use crate::edge::{banning, empty_engine, engine, two_a_minute};
 
 /// The headers that the shipped NGINX configuration sets.
 const SET: [(&str, &str); 3] =
@@ -97,6 +97,19 @@ async fn denials_return_403_with_headers_for_the_client() {
         (&"60".parse().unwrap(), &"d.k".parse().unwrap())
     );
     assert_eq!(headers["ratelimit"], "\"lim\";r=0;t=60");
+}
+
+#[tokio::test]
+async fn a_ban_has_the_status_of_its_penalty() {
+    let router = port(engine(banning()), hooks(r#"{"remote_address": {}}"#));
+    assert_eq!(status(&router, &[("x-key", "v")]).await, 200);
+    for (wanted, wait) in [("429", "60"), ("451", "600"), ("451", "600")] {
+        let (status, headers, _) = check(&router, &with(&[("x-key", "v")])).await;
+        assert_eq!((status, &headers["x-deny-status"]), (403, &wanted.parse().unwrap()));
+        assert_eq!(headers["retry-after"], wait);
+        assert_eq!(headers["x-sluicegate-denied-by"], "d.k");
+        assert_eq!(headers["ratelimit"], format!("\"lim\";r=0;t={wait}"));
+    }
 }
 
 #[tokio::test]

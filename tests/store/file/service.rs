@@ -9,6 +9,7 @@ use std::process::Command;
 use serde_json::Value;
 use sluicegate::clock::SHIFT_VARIABLE;
 
+use crate::store::redis::bans::{TOKEN as BAN_TOKEN, lift, limits, run_ban, wait_for_bans};
 use crate::support::http1;
 use crate::support::service::{Service, refused, sluicegate};
 use crate::support::waiting::until;
@@ -237,4 +238,29 @@ fn a_boost_and_the_audit_log_survive_a_restart() {
         (&page["survives_restart"], &page["entries"][0]["reason"]),
         (&true.into(), &"sale".into())
     );
+}
+
+#[test]
+fn a_ban_continues_after_a_restart_with_the_next_denial() {
+    for sync in ["1ms", "always"] {
+        let (files, directory) = (limits(), tempfile::tempdir().unwrap());
+        let data = format!("file://{}", directory.path().display());
+        let flags = ["--store-url", &data, "--store-file-sync", sync, "--listen-drain-delay", "0"];
+        let flags = flags.map(str::to_owned).into_iter();
+        let flags: Vec<_> = flags.chain(["--admin-token", BAN_TOKEN].map(str::to_owned)).collect();
+        let start = || Service::start(files.path(), &flags).unwrap();
+        let deny = |service: &Service| crate::store::redis::check(service, "k", "wild");
+        let mut service = start();
+        assert_eq!([(); 4].map(|()| deny(&service)), [429; 4]);
+        wait_for_bans(&service, &["k=wild"]);
+        service.terminate();
+        assert!(service.ended().unwrap().success());
+        let service = start();
+        assert_eq!(run_ban(&service, &["list"]), (Some(0), String::new()));
+        assert_eq!(deny(&service), 429);
+        wait_for_bans(&service, &["k=wild"]);
+        assert_eq!(lift(&service, "k=wild").0, Some(0));
+        assert_eq!([(); 3].map(|()| deny(&service)), [429; 3]);
+        assert_eq!(run_ban(&service, &["list"]), (Some(0), String::new()));
+    }
 }

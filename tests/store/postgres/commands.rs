@@ -3,6 +3,7 @@
 use std::process::Output;
 
 use super::{FLAGS, LIMIT, assert_limit_enforced};
+use crate::store::redis::bans::assert_bans;
 use crate::store::redis::forced_decisions::{
     assert_counter_changes, assert_forced_decisions, assert_key_actions,
 };
@@ -127,4 +128,10 @@ fn ask_changes_counters_and_decisions_in_postgres() {
 fn actions_on_keys_survive_a_restart_with_postgres() {
     let server = Postgres::start();
     assert_key_actions(&server.url());
+}
+
+#[test]
+fn bans_in_postgres_reach_all_replicas() {
+    let server = Postgres::start();
+    assert_bans(&server.url());
 }

@@ -2,6 +2,7 @@
 //! outages.
 
 mod addresses;
+pub mod bans;
 mod batch;
 mod behind_proxy;
 mod caller_timeout;

@@ -44,6 +44,10 @@ crate::kernel::named_enum! {
         Wait = "wait",
         From = "from",
         By = "by",
+        Penalty = "penalty",
+        After = "after",
+        Within = "within",
+        For = "for",
         TimeZone = "time_zone",
         StartsOn = "starts_on",
         StartsAt = "starts_at",
@@ -136,6 +140,7 @@ impl FieldName {
                 | Self::Increase
                 | Self::Size
                 | Self::MaxKeys
+                | Self::After
                 | Self::Status
         )
     }
@@ -166,6 +171,7 @@ impl FieldName {
                 | Self::OverloadedBy
                 | Self::Queue
                 | Self::Wait
+                | Self::Penalty
                 | Self::Reject
                 | Self::Classes
                 | Self::UpTo

@@ -7,7 +7,7 @@ use super::field_name::FieldName;
 use super::typed::{Block, FieldMap, FieldTarget, ListItem};
 use super::{
     Adaptive, AdaptiveRate, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair,
-    File, Queue, RateLimit, Reject, Usage, Wait,
+    File, Penalty, Queue, RateLimit, Reject, Usage, Wait,
 };
 use crate::diagnostic::{Span, Spanned};
 
@@ -108,7 +108,14 @@ fields! {
         Adaptive => adaptive,
         Wait => wait,
         From => from,
-        By => by
+        By => by,
+        Penalty => penalty
+    }
+    Penalty (span, is_incomplete) {
+        After => after,
+        Within => within,
+        For => length,
+        Status => status
     }
     AdaptiveRate (span) {
         Algorithm => algorithm,
@@ -168,6 +175,7 @@ impl Block for Concurrency {}
 impl Block for Adaptive {}
 impl Block for AdaptiveRate {}
 impl Block for Wait {}
+impl Block for Penalty {}
 impl Block for Queue {}
 impl Block for Classes {}
 impl Block for Fair {}

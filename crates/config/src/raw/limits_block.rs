@@ -10,7 +10,7 @@ use super::field_name::FieldName;
 use super::typed::ListItem as _;
 use super::{
     Adaptive, AdaptiveRate, Budget, Calendar, Classes, Concurrency, Defaults, Descriptor, Fair,
-    File, Queue, RateLimit, Reject, Usage, Wait,
+    File, Penalty, Queue, RateLimit, Reject, Usage, Wait,
 };
 use crate::diagnostic::Spanned;
 
@@ -28,6 +28,7 @@ pub(super) enum LimitsBlock {
     /// `adaptive` of a rate limit.
     AdaptiveRate,
     Wait,
+    Penalty,
     Concurrency,
     Adaptive,
     Queue,
@@ -41,7 +42,7 @@ pub(super) enum LimitsBlock {
 }
 
 impl LimitsBlock {
-    pub(super) const ALL: [Self; 16] = [
+    pub(super) const ALL: [Self; 17] = [
         Self::File,
         Self::Defaults,
         Self::Descriptor,
@@ -50,6 +51,7 @@ impl LimitsBlock {
         Self::Calendar,
         Self::AdaptiveRate,
         Self::Wait,
+        Self::Penalty,
         Self::Concurrency,
         Self::Adaptive,
         Self::Queue,
@@ -70,6 +72,7 @@ impl LimitsBlock {
             Self::Calendar => "`calendar`",
             Self::AdaptiveRate => "`adaptive` of a rate limit",
             Self::Wait => "`wait`",
+            Self::Penalty => "`penalty`",
             Self::Concurrency => "`concurrency`",
             Self::Adaptive => "`adaptive`",
             Self::Queue => "`queue`",
@@ -92,6 +95,7 @@ impl LimitsBlock {
             Self::Calendar => Calendar::FIELD_NAMES,
             Self::AdaptiveRate => AdaptiveRate::FIELD_NAMES,
             Self::Wait => Wait::FIELD_NAMES,
+            Self::Penalty => Penalty::FIELD_NAMES,
             Self::Concurrency => Concurrency::FIELD_NAMES,
             Self::Adaptive => Adaptive::FIELD_NAMES,
             Self::Queue => Queue::FIELD_NAMES,
@@ -120,6 +124,7 @@ impl LimitsBlock {
             FieldName::Adaptive if self == Self::RateLimit => Self::AdaptiveRate,
             FieldName::Adaptive => Self::Adaptive,
             FieldName::Wait => Self::Wait,
+            FieldName::Penalty => Self::Penalty,
             // In `wait`, it is a number.
             FieldName::Queue if self != Self::Wait => Self::Queue,
             FieldName::Reject => Self::Reject,

@@ -15,6 +15,7 @@ use crate::budget_amount;
 use crate::concurrency::{DECREASE, FAIR_KEYS, INCREASE, PROBE_DEPTH, SMOOTHING, TOLERANCE};
 use crate::kernel::concurrency::MAX_CLASSES;
 use crate::kernel::concurrency::adaptive::Hundredths;
+use crate::penalty::STRIKES;
 use crate::resolve::{duration, keywords, overshoot};
 use crate::table_column::TableColumn;
 
@@ -215,6 +216,11 @@ pub(super) fn class_parts(_: &mut SchemaGenerator) -> Schema {
 pub(super) fn fair_keys(_: &mut SchemaGenerator) -> Schema {
     let (min, max) = FAIR_KEYS.into_inner();
     or_null(&json_schema!({"type": "integer", "minimum": min, "maximum": max}))
+}
+
+pub(super) fn strikes(_: &mut SchemaGenerator) -> Schema {
+    let (min, max) = STRIKES.into_inner();
+    json_schema!({"type": "integer", "minimum": min, "maximum": max})
 }
 
 pub(super) fn status(_: &mut SchemaGenerator) -> Schema {

@@ -10,6 +10,7 @@
 use super::duration;
 use super::findings::{FileFindings, FileSpan};
 use super::keyword_reader::KeywordReader;
+use super::status::read_status;
 use super::{keywords, overload_answers};
 use crate::concurrency::{
     ConcurrencyFallback, ConcurrencyLimit, ConcurrencyMode, DEFAULT_MAX_DURATION, LARGE_LIMIT,
@@ -134,16 +135,10 @@ impl ConcurrencyReader<'_, '_, '_> {
 
     fn reject(&mut self, raw: Option<&raw::Reject>) -> Option<RejectReply> {
         let Some(raw) = raw else { return Some(RejectReply::default()) };
-        let status = raw.status.as_ref().map_or(Some(RejectReply::default().status), |status| {
-            let valid_status =
-                u16::try_from(status.value).ok().filter(|it| (400..600).contains(it));
-            if valid_status.is_none() {
-                let message = format!("`status: {}` is not an error status", status.value);
-                let fix = "use 400 to 599, such as 503 or 429";
-                self.error(Code::OutOfRange, status.span, message, fix);
-            }
-            valid_status
-        });
+        let status = match &raw.status {
+            None => Some(RejectReply::default().status),
+            Some(status) => read_status(status, self.file, self.findings),
+        };
         let retry_after = match &raw.retry_after {
             None => Some(None),
             Some(wait) => self.duration("retry_after", wait).map(Some),

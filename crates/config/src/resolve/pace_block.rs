@@ -91,6 +91,7 @@ impl PaceReader<'_, '_, '_> {
             ("lease_hits", raw.lease_hits.as_ref().map(|word| word.span)),
             ("on_store_failure", raw.on_store_failure.as_ref().map(span)),
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
+            ("penalty", raw.penalty.as_ref().map(|block| block.span)),
         ];
         for (other, span) in others.into_iter().filter_map(|(other, span)| Some((other, span?))) {
             let fix = format!(

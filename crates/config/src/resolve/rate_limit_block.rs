@@ -9,6 +9,7 @@
 //! - The place of the limit in the descriptor tree (see [`super`]).
 
 mod lease;
+mod penalty;
 mod strategy;
 mod window;
 
@@ -57,7 +58,7 @@ impl RateLimitReader<'_, '_, '_> {
         // Run all validations before the first `?`, so that one problem does not hide another.
         let (requests, lease_hits_check) =
             (self.check_zero_requests(strategy), self.check_lease_hits(mode));
-        let on_excess = self.on_excess(counting);
+        let (on_excess, penalty) = (self.on_excess(counting), self.penalty());
         let (window, burst, overshoot) =
             (window.ok_or(InvalidSetting)?, burst.ok_or(InvalidSetting)?, overshoot?);
         let strategy = requests.and(strategy)?;
@@ -66,7 +67,8 @@ impl RateLimitReader<'_, '_, '_> {
         let size = lease_hits_check.and_then(|()| self.lease_size(&strategy))?;
         let mode = overshoot::resolve_mode(mode?, overshoot, window.length(), size);
         let requests = self.raw.requests_per_unit.value;
-        Ok(Limit { name: None, requests, window, strategy, mode, on_store_failure, from: None })
+        let (name, from, penalty) = (None, None, penalty?);
+        Ok(Limit { name, requests, window, strategy, mode, on_store_failure, from, penalty })
     }
 
     /// Returns the effect of excess hits. A lease may spend hits that the store cannot charge twice,
@@ -135,6 +137,7 @@ impl RateLimitReader<'_, '_, '_> {
             ("calendar", raw.calendar.as_ref().map(|block| block.span)),
             ("from", raw.from.as_ref().map(|word| word.span)),
             ("by", raw.by.as_ref().map(|word| word.span)),
+            ("penalty", raw.penalty.as_ref().map(|block| block.span)),
         ];
         for (word, span) in own_fields.into_iter().filter_map(|(word, span)| Some((word, span?))) {
             let message = format!("`{word}` cannot be combined with `unlimited: true`");

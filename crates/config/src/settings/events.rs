@@ -98,20 +98,28 @@ pub struct EventKinds {
     pub fenced: bool,
     /// An operator forced a decision, or ended one.
     pub forced: bool,
+    /// A key was banned, or an operator lifted a ban.
+    pub banned: bool,
     /// The store became unavailable, or available again.
     pub store_down: bool,
 }
 
 /// The words of the kinds, in the order of [`EventKinds::flags`].
-const KIND_WORDS: [&str; 5] = ["near_limit", "denied", "fenced", "forced", "store_down"];
+const KIND_WORDS: [&str; 6] = ["near_limit", "denied", "fenced", "forced", "banned", "store_down"];
 
 impl EventKinds {
     /// All kinds of events.
-    pub const ALL: Self =
-        Self { near_limit: true, denied: true, fenced: true, forced: true, store_down: true };
+    pub const ALL: Self = Self {
+        near_limit: true,
+        denied: true,
+        fenced: true,
+        forced: true,
+        banned: true,
+        store_down: true,
+    };
 
-    const fn flags(self) -> [bool; 5] {
-        [self.near_limit, self.denied, self.fenced, self.forced, self.store_down]
+    const fn flags(self) -> [bool; 6] {
+        [self.near_limit, self.denied, self.fenced, self.forced, self.banned, self.store_down]
     }
 }
 
@@ -119,9 +127,9 @@ impl Value for EventKinds {
     const SHAPE: Shape = Shape::Many;
     fn read(texts: &[&str]) -> Option<Self> {
         let is_known = texts.iter().all(|text| KIND_WORDS.contains(text)) && !texts.is_empty();
-        let [near_limit, denied, fenced, forced, store_down] =
+        let [near_limit, denied, fenced, forced, banned, store_down] =
             KIND_WORDS.map(|word| texts.contains(&word));
-        is_known.then_some(Self { near_limit, denied, fenced, forced, store_down })
+        is_known.then_some(Self { near_limit, denied, fenced, forced, banned, store_down })
     }
     fn accepts() -> String {
         format!("one or more of {}", KIND_WORDS.join(", "))

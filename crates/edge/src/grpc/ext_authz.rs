@@ -2,6 +2,7 @@
 //!
 //! Guarantees:
 //! - A denial by a rate limit is a 429 with the configured rate limit headers.
+//! - A denial by a ban has the `status` of the `penalty`.
 //! - A denial by a concurrency limit is the response that its field `reject` configures.
 //! - A check that fails gets the gRPC code that `ShouldRateLimit` returns for the same error.
 //! - A caller's `grpc-timeout` also limits the time in queues.
@@ -23,7 +24,7 @@ use envoy_types::pb::envoy::service::auth::v3::{
     CheckRequest, CheckResponse, DeniedHttpResponse, OkHttpResponse,
 };
 use envoy_types::pb::envoy::service::ratelimit::v3::RateLimitRequest;
-use envoy_types::pb::envoy::r#type::v3::{HttpStatus, StatusCode};
+use envoy_types::pb::envoy::r#type::v3::HttpStatus;
 use envoy_types::pb::google::rpc;
 use tonic::{Code, Request, Response, Status};
 
@@ -80,7 +81,9 @@ impl AuthorizationService {
             self.reporting.headers.for_decision(decision).into_iter().map(header_option).collect();
         let (code, response) = match decision.verdict {
             Verdict::Allow => (Code::Ok, ok_response(headers)),
-            Verdict::Deny => (Code::ResourceExhausted, denied_response(headers)),
+            Verdict::Deny => {
+                (Code::ResourceExhausted, denied_response(decision.deny_status(), headers))
+            }
         };
         CheckResponse {
             dynamic_metadata: metadata::for_reply(request, decision, &self.reporting),
@@ -157,8 +160,8 @@ fn ok_response(response_headers_to_add: Vec<HeaderValueOption>) -> HttpResponse 
     })
 }
 
-fn denied_response(headers: Vec<HeaderValueOption>) -> HttpResponse {
-    let status = Some(HttpStatus { code: StatusCode::TooManyRequests.into() });
+fn denied_response(status: u16, headers: Vec<HeaderValueOption>) -> HttpResponse {
+    let status = Some(HttpStatus { code: status.into() });
     HttpResponse::DeniedResponse(DeniedHttpResponse {
         status,
         headers,

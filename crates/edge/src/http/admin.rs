@@ -11,6 +11,7 @@ mod actions;
 mod amounts;
 mod audit;
 mod authorize;
+mod bans;
 mod browser;
 mod budgets;
 mod config_diff;
@@ -49,7 +50,7 @@ pub use show::{ConfigLoads, LoadError, config, fleet, rlconfig};
 pub use wrong_tokens::WrongTokens;
 
 /// The paths and their purposes. A change needs a token with the role `operate`.
-const PATHS: [(&str, &str); 32] = [
+const PATHS: [(&str, &str); 34] = [
     ("/", "this list"),
     ("/rlconfig", "all limits, one per line"),
     ("/stats", "the process, and the statistics of envoyproxy/ratelimit, as JSON"),
@@ -73,6 +74,8 @@ const PATHS: [(&str, &str); 32] = [
     ("/reset", "POST: resets the counters of ?domain=d&descriptor=k=v,k2=v2&reason=text"),
     ("/actions", "the forced decisions and boosts that apply, as JSON"),
     ("/audit", "the changes of operators, newest first, as JSON"),
+    ("/bans", "the keys that a `penalty` bans, of ?domain=d&limit=100, as JSON"),
+    ("/lift", "POST: lifts the ban of ?domain=d&descriptor=k=v&reason=text"),
     ("/console", "the console for browsers"),
     ("/whoami", "the name and the role of the caller's token, as JSON"),
     ("/fleet", "the replicas of the fleet, their shares and the proxies, as JSON"),
@@ -115,6 +118,7 @@ pub fn router(admin: Admin) -> Router {
     Router::new()
         .route("/actions", get(actions::list))
         .route("/audit", get(audit::show))
+        .route("/bans", get(bans::show))
         .route("/budgets", get(budgets::show))
         .route("/config", get(show_config))
         .route("/config/diff", get(show_config_diff))
@@ -131,6 +135,7 @@ pub fn router(admin: Admin) -> Router {
         .route("/whoami", get(actions::whoami))
         .route("/boost", post(actions::boost))
         .route("/force", post(actions::force))
+        .route("/lift", post(bans::lift))
         .route("/record", post(record::record))
         .route("/refund", post(refund))
         .route("/reset", post(reset))

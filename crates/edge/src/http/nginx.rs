@@ -96,7 +96,7 @@ fn decision_response(port: &CheckPort, decision: &Decision) -> Response {
     let mut response = Response::new(Body::empty());
     if decision.verdict == Verdict::Deny {
         *response.status_mut() = StatusCode::FORBIDDEN;
-        let status = HeaderValue::from(StatusCode::TOO_MANY_REQUESTS.as_u16());
+        let status = HeaderValue::from(decision.deny_status());
         response.headers_mut().insert(DENY_STATUS_HEADER, status);
     }
     append_headers(&mut response, port.reporting.headers.for_decision(decision));

@@ -37,7 +37,7 @@ pub struct AuditEntry {
     pub by: Box<str>,
     /// The replica that made the change; empty without a fleet.
     pub replica: Box<str>,
-    /// `force`, `unforce`, `boost`, `unboost`, `reset`, `refund`, `record` or `fleet_start`.
+    /// `force`, `unforce`, `boost`, `unboost`, `reset`, `refund`, `lift`, `record` or `fleet_start`.
     pub action: Box<str>,
     /// The domain; empty for `record` and `fleet_start`.
     pub domain: Box<str>,

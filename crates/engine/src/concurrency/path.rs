@@ -125,8 +125,10 @@ impl Engine {
         keep: PermitLifetime,
     ) -> Result<AdmissionOutcome, CheckError> {
         validate(question)?;
-        let begun = self.clock().steady();
-        let mut wait = WaitDeadlines::starting_at(begun, patience);
+        if let Some(denied) = self.deny_banned(question) {
+            return Ok(denied);
+        }
+        let mut wait = WaitDeadlines::starting_at(self.clock().steady(), patience);
         let end = wait.queue_deadline;
         let (config, permits, shadow_rejected_by) = loop {
             let config = self.active.load_full().ok_or(CheckError::NoConfig)?;

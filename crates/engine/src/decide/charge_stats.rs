@@ -37,7 +37,9 @@ impl ChargeStats {
                 (counter_value(*outcome, limit, hits), false)
             }
             ChargeDecision::Fallback(Verdict::Allow, _) => (0, false),
-            ChargeDecision::Fallback(Verdict::Deny, _) => (over_limit_value(limit, hits), false),
+            ChargeDecision::Fallback(Verdict::Deny, _) | ChargeDecision::Banned(_) => {
+                (over_limit_value(limit, hits), false)
+            }
         };
         let near_limit = near_limit_threshold(self.limit, near_limit_ratio);
         let rule_charge = RuleCharge {

@@ -60,19 +60,25 @@ impl Engine {
         let descriptor_decisions = || decision.statuses.iter().map(|status| &status.decision);
         let votes =
             descriptor_decisions().map(|decision| (decision.enforcement.group, decision.verdict));
-        let denied = combine(votes, quota_for_all) == Verdict::Deny;
+        // A ban denies the check alone, also in the quota group.
+        let ban = longest_ban(plan, &decision);
+        let denied = ban.is_some() || combine(votes, quota_for_all) == Verdict::Deny;
         decision.binding = binding_index(descriptor_decisions(), quota_for_all);
         decision.is_shadowed = denied && self.is_shadow();
         decision.shadow_denied_by = shadow_denying_rule(plan, &decision);
         if denied && !decision.is_shadowed {
             decision.verdict = Verdict::Deny;
             decision.denied_by = denying_rule(plan, &decision);
-            decision.retry_after = retry_after::retry_after(
-                plan,
-                decision.all_limits(),
-                self.local_fallback(),
-                quota_for_all,
-            );
+            decision.retry_after = match ban {
+                Some((left, _)) => Some(left),
+                None => retry_after::retry_after(
+                    plan,
+                    decision.all_limits(),
+                    self.local_fallback(),
+                    quota_for_all,
+                ),
+            };
+            decision.ban_status = ban.map(|(_, status)| status);
         }
         if prepared.purpose == CheckPurpose::Decide {
             self.publish_decision(&DecisionRecord {
@@ -118,6 +124,17 @@ fn denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
     plan.rules().nth(index)?.map(|rule| Arc::clone(&rule.path))
 }
 
+/// Returns the rest of the longest ban of a check, and the status of its limit.
+#[inline]
+fn longest_ban(plan: &CheckPlan<'_>, decision: &Decision) -> Option<(Nanos, u16)> {
+    let bans = plan.limits.iter().zip(decision.all_limits()).filter_map(|(limit, status)| {
+        let is_banned = status.decision.reason == Reason::Banned;
+        let left = status.decision.retry_after.filter(|_| is_banned)?;
+        Some((left, limit.penalty()?.status))
+    });
+    bans.max_by_key(|(left, _)| *left)
+}
+
 /// Returns the path of the first rule that would have denied without shadow mode.
 #[inline]
 fn shadow_denying_rule(plan: &CheckPlan<'_>, decision: &Decision) -> Option<Arc<str>> {
@@ -160,6 +177,7 @@ fn write_charge_decision(decision: &mut DescriptorDecision, charge_decision: Cha
     match charge_decision {
         ChargeDecision::Store(outcome) => write_outcome(decision, outcome),
         ChargeDecision::Fallback(verdict, reason) => decision.set_verdict(verdict, reason),
+        ChargeDecision::Banned(left) => decision.ban(left),
         ChargeDecision::NotCharged => {
             *decision = DescriptorDecision::uncounted(Reason::Skipped, decision.enforcement.group);
         }

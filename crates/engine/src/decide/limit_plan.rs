@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use crate::config::penalty::Penalty;
 use crate::config::{FallbackMode, Limit, LimitMode, Rule};
 use crate::kernel::decision::{AppliedLimit, Enforcement, LimitOverride, Verdict, VoteGroup};
 use crate::kernel::lease::LeaseTerms;
@@ -74,6 +75,15 @@ impl<'c> LimitPlan<'c> {
     pub(crate) fn lease_terms(&self) -> Option<&'c LeaseTerms> {
         match self {
             Self::Charged(_, Limit { mode: LimitMode::Leased(terms), .. }) => Some(terms),
+            _ => None,
+        }
+    }
+
+    /// Returns the penalty of a charged limit.
+    #[inline]
+    pub(crate) fn penalty(&self) -> Option<&'c Penalty> {
+        match self {
+            Self::Charged(_, limit) => limit.penalty.as_deref(),
             _ => None,
         }
     }

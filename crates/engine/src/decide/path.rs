@@ -132,6 +132,9 @@ impl Engine {
         let plan = CheckPlan::default();
         let mut prepared = PreparedCheck { config, check, now, plan, purpose };
         self.prepare(&mut prepared);
+        if let Some(banned) = self.find_bans(&prepared.plan, now) {
+            return StartedCheck::Decided(Ok(self.write_decision(&prepared, banned.into_iter())));
+        }
         let deadline = timeout.map(|timeout| prepared.now.plus(timeout));
         if excess::needs_two_steps(&prepared.plan.charges) {
             return StartedCheck::Pending(Box::pin(self.resolve_in_two_steps(prepared, deadline)));
@@ -152,17 +155,26 @@ impl Engine {
         }
     }
 
-    /// Plans the check.
+    /// Plans the check, and counts it.
     fn prepare(&self, prepared: &mut PreparedCheck<'_, '_>) {
-        let PreparedCheck { config, check, now, ref mut plan, purpose } = *prepared;
+        self.plan(prepared);
+        if prepared.purpose == CheckPurpose::Decide {
+            self.count_planned(prepared);
+        }
+    }
+
+    pub(crate) fn plan(&self, prepared: &mut PreparedCheck<'_, '_>) {
+        let PreparedCheck { config, check, now, ref mut plan, .. } = *prepared;
         let planning = trace::stage_span(trace::CheckStage::Plan);
         plan.fill(config, check, self.policy.planning, now);
         drop(planning);
-        if purpose == CheckPurpose::Inspect {
-            return;
-        }
+    }
+
+    /// Counts the descriptors and the hits of a planned check.
+    pub(crate) fn count_planned(&self, prepared: &mut PreparedCheck<'_, '_>) {
         self.count_unmatched(prepared);
         if let Some(stats) = &self.stats {
+            let PreparedCheck { config, check, .. } = *prepared;
             prepared.plan.stats = rule_stats::count_hits(stats, config, check, &prepared.plan);
         }
     }

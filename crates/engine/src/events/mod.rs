@@ -8,6 +8,7 @@
 //! Not covered:
 //! - The format, the queue and the delivery of events (see [`crate::telemetry::cloud_events`]).
 
+mod bans;
 mod budgets;
 mod calls;
 mod limits;
@@ -22,6 +23,8 @@ use crate::config::settings::{DescriptorValues, EventKinds, UnitFraction};
 use crate::kernel::decision::Descriptor;
 use crate::kernel::units::Nanos;
 use crate::telemetry::cloud_events::{EventContent, EventKey, EventQueue, EventWindow};
+
+pub(crate) use bans::BanAction;
 
 /// The window of events that do not belong to a rate limit.
 const INCIDENT_WINDOW: Nanos = Nanos::from_secs(60);

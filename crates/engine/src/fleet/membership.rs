@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher24;
 
 use crate::actions::ActionChange;
+use crate::bans::BanChange;
 use crate::concurrency::{BucketName, ShareSnapshot};
 use crate::decide::local_share::{FleetDivision, divide};
 use crate::fleet::incarnation::incarnation_name;
@@ -59,6 +60,9 @@ pub struct ReplicaRecord {
     /// The changes to operator actions that the replica knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub actions: Vec<ActionChange>,
+    /// Bans that the replica knows: the newest, and a part of the others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub bans: Vec<BanChange>,
     /// The live pages of the replica that are read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub watch: Option<Watch>,
@@ -258,11 +262,10 @@ pub fn parse_record(record: &str) -> ReplicaRecord {
     serde_json::from_str(record).unwrap_or_default()
 }
 
-/// Returns the changes to actions in all records, including this replica's record before this
-/// heartbeat.
-fn action_changes_of(fleet: &MembershipReply) -> Vec<ActionChange> {
+/// Returns the records of all replicas, including this replica's record before this heartbeat.
+fn records_of(fleet: &MembershipReply) -> impl Iterator<Item = ReplicaRecord> {
     let records = fleet.replicas.iter().map(|member| &member.record).chain(&fleet.previous_record);
-    records.flat_map(|record| parse_record(record).actions).collect()
+    records.map(|record| parse_record(record))
 }
 
 fn peer(member: &LiveReplica) -> Option<Peer> {

@@ -152,7 +152,10 @@ impl PlannedRule<'_, '_> {
 
     /// Returns `true` if this rule changes which limits of the request are charged.
     fn affects_others(&self) -> bool {
-        self.domain.charge == ChargePolicy::AllOrNothing || !self.rule.replaces.is_empty()
+        let has_penalty = self.rule.limits.iter().any(|limit| limit.penalty.is_some());
+        self.domain.charge == ChargePolicy::AllOrNothing
+            || !self.rule.replaces.is_empty()
+            || has_penalty
     }
 
     fn is_leased(&self) -> bool {

@@ -11,6 +11,7 @@ fn part(verdict: RuleVerdict, path: &str, seconds: u64, remaining: u64) -> RuleA
         verdict,
         path: Some(Arc::from(path)),
         retry_after: Some(reset_after).filter(|_| !verdict.is_allowed()),
+        ban_status: None,
         reported: Some(ReportedLimit { requests: 10, period, remaining, reset_after }),
     }
 }

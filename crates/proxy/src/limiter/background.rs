@@ -294,6 +294,12 @@ fn rule_answer(decision: &CheckDecision) -> RuleAnswer {
         verdict: if decision.allowed { RuleVerdict::Allow } else { RuleVerdict::Deny },
         path: Some(&*decision.denied_by).filter(|path| !path.is_empty()).map(Arc::from),
         retry_after: decision.retry_after_us.map(wire::duration),
+        ban_status: decision.ban_status.and_then(error_status),
         reported,
     }
+}
+
+/// Returns a status from 400 to 599. Envoy cannot send any other as a denial.
+fn error_status(status: u32) -> Option<u16> {
+    u16::try_from(status).ok().filter(|status| (400..600).contains(status))
 }

@@ -20,7 +20,7 @@ use super::{ConcurrencyTotals, Counters, Gauges, LeaseTotals, Metrics};
 use crate::kernel::decision::{Reason, StoreFailure};
 use crate::kernel::units::Nanos;
 use crate::label::{
-    BudgetEvent, CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind,
+    BanEvent, BudgetEvent, CONCURRENCY_REASONS, CloudEventOutcome, ConnectionFailure, DatagramKind,
     EdgeOutcome, FallbackDebtOutcome, ForwardingEvent, LeasedHitsEvent, ListenPort, MirrorOutcome,
     PermitIdEvent, Protocol, ProxyMessageKind, ShareEvent, StrictPermitEvent, VERDICTS,
 };
@@ -64,6 +64,7 @@ impl fmt::Display for MetricsPage<'_> {
         self.metrics.write_datagrams(f)?;
         self.metrics.write_connections(f)?;
         self.metrics.write_bodies(f, &self.gauges)?;
+        self.metrics.write_bans(f, self.gauges.bans)?;
         self.metrics.write_cloud_events(f, self.gauges.undelivered_events)?;
         self.metrics.write_mirror(f)?;
         write_mirror_differences(f, &self.gauges.mirror_differences)?;
@@ -298,6 +299,13 @@ impl Metrics {
         let events = ForwardingEvent::ALL.map(ForwardingEvent::as_str);
         MetricHead("sluicegate_forwarded_releases_total", "Forwarded releases, by event")
             .write_counters(page, "event", self.series(events, |shard| &shard.forwarding))
+    }
+
+    fn write_bans(&self, page: &mut fmt::Formatter<'_>, bans: u64) -> fmt::Result {
+        let events = BanEvent::ALL.map(BanEvent::as_str);
+        MetricHead("sluicegate_ban_events_total", "Bans of keys and lost strikes, by event")
+            .write_counters(page, "event", self.series(events, |shard| &shard.bans))?;
+        MetricHead("sluicegate_bans", "Keys that are banned at present").write_gauge(page, bans)
     }
 
     fn write_cloud_events(&self, page: &mut fmt::Formatter<'_>, undelivered: u64) -> fmt::Result {

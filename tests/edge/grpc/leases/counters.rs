@@ -147,6 +147,7 @@ async fn charges_and_checks_use_the_same_counter() {
         denied_by: "d.k".into(),
         retry_after_us: Some(86_400_000_000),
         reported: Some(limit(0)),
+        ban_status: None,
     };
     assert_eq!(check(&mut proxy, 30).await, Checked::Decision(denied));
     assert_eq!(engine.rule_decisions()[0].counts, [1, 1, 0, 0, 0]);

@@ -108,6 +108,8 @@ async fn rules_that_depend_on_others_are_asked() {
     let lists = format!(
         "rate_limits: [{{{LEASE}, name: a}}, {{unit: hour, requests_per_unit: 9, name: b}}]"
     );
+    let penalty = "penalty: {after: 1, within: 1m, for: 1m}";
+    let banning = limit.replacen("unit:", &format!("{penalty}, unit:"), 1);
     let cases = [
         ("", one(&limit), "k", Handling::Leased),
         ("", one(&limit), "other", Handling::Unlimited),
@@ -117,6 +119,7 @@ async fn rules_that_depend_on_others_are_asked() {
         ("", one("concurrency: {limit: 3}"), "k", Handling::Unlimited),
         ("", one(&lists), "k", Handling::Ask),
         ("", one(&format!("quota_mode: true, {limit}")), "k", Handling::AskTogether),
+        ("", one(&banning), "k", Handling::AskTogether),
         ("", both.clone(), "k", Handling::AskTogether),
         ("", both, "r", Handling::AskTogether),
         ("charge: all_or_nothing\n", one(&limit), "k", Handling::AskTogether),

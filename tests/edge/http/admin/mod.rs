@@ -3,6 +3,7 @@
 mod access;
 mod actions;
 mod audit;
+mod bans;
 mod budgets;
 mod everything;
 mod live;
@@ -84,6 +85,8 @@ async fn all_admin_pages_require_the_token() {
         "/fleet",
         "/actions",
         "/audit",
+        "/bans",
+        "/lift",
         "/whoami",
         "/config/diff",
         "/permits",
@@ -140,6 +143,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/",
                 "/actions",
                 "/audit",
+                "/bans",
                 "/boost",
                 "/budgets",
                 "/concurrency",
@@ -150,6 +154,7 @@ async fn unknown_admin_paths_list_all_pages() {
                 "/explain",
                 "/fleet",
                 "/force",
+                "/lift",
                 "/mirror",
                 "/overview",
                 "/permits",

@@ -32,7 +32,9 @@ pub const FENCED_HEADER: &str = "x-sluicegate-fenced";
 pub(super) fn denied_reply(headers: &RateLimitHeaders, decision: &Decision) -> Reply {
     let headers = headers.for_decision(decision).into_iter();
     let headers = headers.map(|(name, value)| header_option(name, value)).collect();
-    immediate_response(429, headers, Vec::new(), "sluicegate_over_limit")
+    let details = if decision.ban_status.is_some() { "banned" } else { "over_limit" };
+    let details = format!("sluicegate_{details}");
+    immediate_response(decision.deny_status(), headers, Vec::new(), &details)
 }
 
 pub(super) fn rejected_reply(headers: &RateLimitHeaders, rejection: &Rejection) -> Reply {

@@ -80,6 +80,7 @@ fn check_decision(decision: &Decision) -> CheckDecision {
         denied_by: decision.denied_by.as_deref().unwrap_or_default().to_owned(),
         retry_after_us: decision.retry_after.map(wire::micros),
         reported: binding.and_then(|status| reported_limit(&status.decision)),
+        ban_status: decision.ban_status.map(Into::into),
     }
 }
 

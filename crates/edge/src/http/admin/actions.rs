@@ -138,7 +138,7 @@ impl ChangeQuery {
     }
 
     /// Returns the one descriptor of the query.
-    fn single_descriptor(&self) -> Result<SingleDescriptor, String> {
+    pub(super) fn single_descriptor(&self) -> Result<SingleDescriptor, String> {
         let ExplainQuery { domain, descriptors, .. } =
             ExplainQuery::from_query(self.check.clone())?;
         match <[QueryPairs; 1]>::try_from(descriptors) {
@@ -150,13 +150,13 @@ impl ChangeQuery {
     }
 }
 
-struct SingleDescriptor {
-    domain: String,
+pub(super) struct SingleDescriptor {
+    pub(super) domain: String,
     entries: QueryPairs,
 }
 
 impl SingleDescriptor {
-    fn entries(&self) -> Vec<(&str, &str)> {
+    pub(super) fn entries(&self) -> Vec<(&str, &str)> {
         self.entries.iter().map(|(key, value)| (&**key, &**value)).collect()
     }
 }
@@ -247,13 +247,16 @@ fn with_request(
 
 async fn reply(admin: &Admin, changed: Result<AuditEntry, String>) -> Response {
     match changed {
-        Ok(entry) => {
-            let body = changed_json(admin, &entry);
-            admin.engine.append_audit(entry).await;
-            (JSON, add_replica_count(&admin.engine, body).to_string()).into_response()
-        }
+        Ok(entry) => changed_reply(admin, entry).await,
         Err(why) => (StatusCode::BAD_REQUEST, PLAIN, why + "\n").into_response(),
     }
+}
+
+/// Appends a change to the audit log, and replies with it.
+pub(super) async fn changed_reply(admin: &Admin, entry: AuditEntry) -> Response {
+    let body = changed_json(admin, &entry);
+    admin.engine.append_audit(entry).await;
+    (JSON, add_replica_count(&admin.engine, body).to_string()).into_response()
 }
 
 fn changed_json(admin: &Admin, entry: &AuditEntry) -> Value {

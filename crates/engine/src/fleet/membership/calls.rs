@@ -1,6 +1,6 @@
 //! Builds this replica's heartbeats, and applies the store's replies.
 
-use super::{MAX_SHARES_IN_RECORD, ReplicaRecord, action_changes_of, make_share_record};
+use super::{MAX_SHARES_IN_RECORD, ReplicaRecord, make_share_record, records_of};
 use crate::Engine;
 use crate::kernel::units::Revision;
 use crate::store::fleet::{MembershipHeartbeat, MembershipReply};
@@ -11,14 +11,19 @@ impl Engine {
     pub(crate) fn membership_heartbeat(&self) -> Option<MembershipHeartbeat> {
         let revision = self.config().map_or(Revision(0), |config| config.revision);
         let (watch, live) = (self.own_watch(), self.live_report());
-        let actions = self.action_changes();
-        let shares = ReplicaRecord { actions, watch, live, ..self.share_record() };
+        let (actions, bans) = (self.action_changes(), self.ban_changes());
+        let shares = ReplicaRecord { actions, bans, watch, live, ..self.share_record() };
         Some(self.membership()?.make_heartbeat(revision, &shares))
     }
 
     /// Applies the store's reply to a heartbeat: the live replicas and their operator actions.
     pub(crate) fn apply_membership_reply(&self, reply: MembershipReply) {
-        self.apply_action_changes(&action_changes_of(&reply));
+        let mut actions = Vec::new();
+        for record in records_of(&reply) {
+            actions.extend(record.actions);
+            self.apply_ban_changes(&record.bans);
+        }
+        self.apply_action_changes(&actions);
         if let Some(membership) = self.membership() {
             membership.apply_reply(reply, self.clock().now());
         }
