@@ -1,5 +1,6 @@
 //! Drives the console in a real browser, against two replicas with Redis under load.
 
+mod bans;
 mod budgets;
 mod requesters;
 mod tables;

@@ -52,9 +52,9 @@ const INDEX: ConsoleFile =
 
 static FILES: &[ConsoleFile] = files! {
     SCRIPT: "actions.js" "api.js" "app.js" "chart.js" "dom.js" "format.js" "poller.js" "rates.js"
-        "tables.js" "theme.js" "pages/audit.js" "pages/budgets.js" "pages/concurrency.js"
-        "pages/configuration.js" "pages/key.js" "pages/overview.js" "pages/rule.js" "pages/rules.js"
-        "pages/tables.js" "vendor/uPlot.iife.min.js";
+        "tables.js" "theme.js" "pages/audit.js" "pages/bans.js" "pages/budgets.js"
+        "pages/concurrency.js" "pages/configuration.js" "pages/key.js" "pages/overview.js"
+        "pages/rule.js" "pages/rules.js" "pages/tables.js" "vendor/uPlot.iife.min.js";
     STYLE: "console.css" "vendor/uPlot.min.css";
     PICTURE: "icon.svg";
     TEXT: "vendor/LICENSE.uPlot";

@@ -44,6 +44,14 @@ const ACTIONS = {
     query: () => ({}),
     done: (target) => `The counter of ${target.descriptor} is empty`,
   },
+  lift: {
+    title: "Lift the ban",
+    path: "lift",
+    fields: [],
+    effect: (_, target) => `${visible(target.descriptor)} is not banned any more, in all replicas.`,
+    query: () => ({}),
+    done: (target) => `The ban of ${visible(target.descriptor)} is lifted`,
+  },
   set: {
     title: "Set the amount",
     path: "set",

@@ -6,6 +6,7 @@ import { el, setText, showText } from "./dom.js";
 import { clock } from "./format.js";
 import { Poller } from "./poller.js";
 import audit from "./pages/audit.js";
+import bans from "./pages/bans.js";
 import budgets from "./pages/budgets.js";
 import concurrency from "./pages/concurrency.js";
 import configuration from "./pages/configuration.js";
@@ -15,7 +16,7 @@ import rule from "./pages/rule.js";
 import rules from "./pages/rules.js";
 import tables from "./pages/tables.js";
 
-const PAGES = { audit, budgets, concurrency, configuration, key, overview, rule, rules, tables };
+const PAGES = { audit, bans, budgets, concurrency, configuration, key, overview, rule, rules, tables };
 
 // The page of the menu that contains a page.
 const MENU = { rule: "rules" };
