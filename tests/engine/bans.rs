@@ -281,12 +281,18 @@ fn a_ban_denies_alone_in_the_quota_group() {
         ..DecisionPolicy::default()
     };
     for (quota_for_all, flag) in [(true, ""), (false, "quota_mode: true, ")] {
-        let other = "- {key: o, rate_limit: {unit: day, requests_per_unit: 10}}\n";
-        let rules = RULE.replace("key: k,", &format!("key: k, {flag}")) + other;
+        let other =
+            format!("- {{key: o, {flag}rate_limit: {{unit: day, requests_per_unit: 10}}}}\n");
+        let rules = RULE.replace("key: k,", &format!("key: k, {flag}")) + &other;
         let engine = engine_with(policy(quota_for_all), 100, &rules);
         ban(&engine, "v");
-        let denied = block_on(engine.decide(&check_of(&[("o", "v"), ("k", "v")]))).unwrap();
+        let both = check_of(&[("o", "v"), ("k", "v")]);
+        let denied = block_on(engine.decide(&both)).unwrap();
         assert_eq!((denied.verdict, denied.retry_after), (Verdict::Deny, Some(LENGTH)));
+        lift(&engine, &[("k", "v")]).unwrap();
+        let allowed = (0..9).map(|_| block_on(engine.decide(&both)).unwrap().verdict);
+        assert!(allowed.into_iter().all(|verdict| verdict == Verdict::Allow), "{flag}");
+        assert_eq!(engine.bans(), [], "the checks were allowed, so they were no strikes");
     }
 }
 

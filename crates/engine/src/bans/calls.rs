@@ -2,7 +2,10 @@
 
 use smallvec::SmallVec;
 
-use super::list::{BanChange, BanName, BannedCounter, MAX_PAGE_BANS};
+use super::list::{
+    BanChange, BanName, BannedCounter, MAX_FLEET_BYTES, MAX_PAGE_BANS, MAX_PAGE_BYTES,
+    MIN_PAGE_BYTES,
+};
 use super::{Ban, BanPaths, Strike, ban_paths};
 use crate::actions::{ActionError, AuditEntry, Operator, validate_reason};
 use crate::active_config::ActiveConfig;
@@ -88,8 +91,7 @@ impl Engine {
         Some(AdmissionOutcome::Decided(decision, RequestPermits::default()))
     }
 
-    /// Counts a denial of a check as a strike, if its limit has a penalty.
-    #[inline]
+    /// Counts a denial by a limit of a denied check as a strike, if the limit has a penalty.
     pub(crate) fn count_strike(
         &self,
         prepared: &PreparedCheck<'_, '_>,
@@ -99,7 +101,7 @@ impl Engine {
         let Some(limit) = prepared.plan.limits.get(index).and_then(penalized) else { return };
         let is_denial = decision.verdict == Verdict::Deny
             && matches!(decision.reason, Reason::OverLimit | Reason::LargerThanLimit);
-        if is_denial && matches!(charge.cost, Cost::Charge(Hits(1..))) && !self.is_shadow() {
+        if is_denial && matches!(charge.cost, Cost::Charge(Hits(1..))) {
             self.add_strike(prepared, (index, limit), charge);
         }
     }
@@ -150,7 +152,10 @@ impl Engine {
         if self.bans.is_empty() {
             return Vec::new();
         }
-        self.bans.change(|list| list.page(self.clock.now()))
+        let replicas = self.membership().map_or(1, |membership| membership.replicas().get());
+        let replicas = usize::try_from(replicas).unwrap_or(usize::MAX);
+        let bytes = (MAX_FLEET_BYTES / replicas).clamp(MIN_PAGE_BYTES, MAX_PAGE_BYTES);
+        self.bans.change(|list| list.page(self.clock.now(), bytes))
     }
 
     /// Applies the changes of one other replica. Changes about limits that this configuration does

@@ -26,8 +26,13 @@ pub const MAX_BAN_NAME_BYTES: usize = 1_024;
 /// The most bans in one message.
 pub(super) const MAX_PAGE_BANS: usize = 100;
 
-/// The largest total size of the names in one message, in bytes.
-const MAX_PAGE_BYTES: usize = 16 * 1024;
+/// The largest total size of the names in one message, and about that in the messages of all replicas,
+/// in bytes. Each replica reads all messages once a second.
+pub(super) const MAX_PAGE_BYTES: usize = 16 << 10;
+pub(super) const MAX_FLEET_BYTES: usize = 128 << 10;
+
+/// Enough for one ban.
+pub(super) const MIN_PAGE_BYTES: usize = MAX_BAN_NAME_BYTES;
 
 /// A change is sent with each message for this time, because a reader may miss some messages.
 const NEW_FOR: Nanos = Nanos::from_secs(5);
@@ -187,8 +192,8 @@ impl BanList {
         self.insert(name, state);
     }
 
-    /// Returns the changes for the next message.
-    pub(super) fn page(&mut self, now: Nanos) -> Vec<BanChange> {
+    /// Returns the changes for the next message, whose names have at most `max_bytes`.
+    pub(super) fn page(&mut self, now: Nanos, max_bytes: usize) -> Vec<BanChange> {
         self.forget(now);
         let is_new = |state: &BanState| now.since(state.changed_at) < NEW_FOR;
         let new = self.states.iter().filter(|(_, state)| is_new(state));
@@ -198,13 +203,15 @@ impl BanList {
         let (mut page, mut bytes, mut last_sent) = (Vec::new(), 0, None);
         for (name, state) in new.chain(others).take(MAX_PAGE_BANS) {
             bytes += name.bytes();
-            if MAX_PAGE_BYTES < bytes {
+            if max_bytes < bytes {
                 break;
             }
             page.push(change_of(name, state, now));
             last_sent = (!is_new(state)).then_some(name).or(last_sent);
         }
-        self.last_sent = last_sent.cloned().unwrap_or_default();
+        if let Some(last_sent) = last_sent.cloned() {
+            self.last_sent = last_sent;
+        }
         page
     }
 

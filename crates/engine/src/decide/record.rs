@@ -74,7 +74,9 @@ impl Engine {
             }
             let Some(charge) = charges.next() else { break };
             near_limit_count += u64::from(self.is_near_limit(&status.decision, charge));
-            self.count_strike(prepared, (index, &status.decision), charge);
+            if decision.verdict == Verdict::Deny {
+                self.count_strike(prepared, (index, &status.decision), charge);
+            }
             record_used(prepared.config, limit, (&status.decision, charge));
             if let Some(events) = &self.events {
                 events.offer_limit_event(prepared, (index, &status.decision), charge);

@@ -48,25 +48,28 @@ fn a_ban_ends_at_its_length_and_not_earlier() {
     assert_eq!(list.left(&counter(1).key, START.plus(LENGTH)), None);
     assert_eq!(list.active(before_end).count(), 1);
     assert_eq!(list.active(START.plus(LENGTH)).count(), 0);
-    assert_eq!((list.page(START.plus(LENGTH)), list.len(), list.ends.len()), (vec![], 0, 0));
+    assert_eq!(
+        (list.page(START.plus(LENGTH), MAX_PAGE_BYTES), list.len(), list.ends.len()),
+        (vec![], 0, 0)
+    );
 }
 
 #[test]
 fn a_lifted_ban_does_not_return() {
     let (mut one, mut other) = (BanList::default(), BanList::default());
     one.begin(name(1), &counter(1), LENGTH, START);
-    let begun = one.page(START);
+    let begun = one.page(START, MAX_PAGE_BYTES);
     apply(&mut other, &begun, START);
     assert!(is_banned(&other, 1, START));
     assert!(one.lift(&name(1), at(1)));
     assert!(!one.lift(&name(1), at(1)), "it is lifted already");
-    apply(&mut other, &one.page(at(1)), at(1));
+    apply(&mut other, &one.page(at(1), MAX_PAGE_BYTES), at(1));
     for second in [1, 599, 600, 659] {
         // A replica that died may still have the ban in its last heartbeat.
         let left_ms = LENGTH.since(Nanos::from_secs(second)).0 / Nanos::MILLI.0;
         let stale = BanChange { left_ms: left_ms.max(1), ..begun[0].clone() };
         for list in [&mut one, &mut other] {
-            list.page(at(second));
+            list.page(at(second), MAX_PAGE_BYTES);
             apply(list, std::slice::from_ref(&stale), at(second));
             assert!(!is_banned(list, 1, at(second)), "{second} s");
         }
@@ -78,10 +81,10 @@ fn a_key_can_be_banned_again_after_a_lift() {
     let (mut one, mut other) = (BanList::default(), BanList::default());
     one.begin(name(1), &counter(1), LENGTH, START);
     one.lift(&name(1), at(1));
-    let lifted = one.page(at(1));
+    let lifted = one.page(at(1), MAX_PAGE_BYTES);
     apply(&mut other, &lifted, at(1));
     one.begin(name(1), &counter(1), LENGTH, at(2));
-    apply(&mut other, &one.page(at(2)), at(2));
+    apply(&mut other, &one.page(at(2), MAX_PAGE_BYTES), at(2));
     apply(&mut other, &lifted, at(3));
     assert!(is_banned(&one, 1, at(3)) && is_banned(&other, 1, at(3)));
 }
@@ -96,7 +99,7 @@ fn replicas_agree_in_any_order_of_messages() {
         } else {
             list.begin(name(1), &counter(1), LENGTH, at(second));
         }
-        messages.push(list.page(at(second)));
+        messages.push(list.page(at(second), MAX_PAGE_BYTES));
     }
     for first in 0..4 {
         for rest in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
@@ -141,7 +144,7 @@ fn a_hostile_message_is_bounded() {
     apply(&mut list, &[long], START);
     assert_eq!((list.len(), list.ends.len()), (1, 1));
     let after = START.plus(LENGTH).plus(REMEMBER_MARGIN);
-    assert_eq!((list.page(after), list.len()), (vec![], 0));
+    assert_eq!((list.page(after, MAX_PAGE_BYTES), list.len()), (vec![], 0));
 }
 
 #[test]
@@ -152,7 +155,7 @@ fn every_ban_reaches_a_new_replica() {
         old.begin(name(number), &counter(number), LENGTH, START);
     }
     for second in 10..21 {
-        let page = old.page(at(second));
+        let page = old.page(at(second), MAX_PAGE_BYTES);
         assert!(page.len() <= MAX_PAGE_BANS);
         apply(&mut new, &page, at(second));
     }
@@ -163,7 +166,7 @@ fn every_ban_reaches_a_new_replica() {
         old.begin(name, &counter(count + number), LENGTH, at(30));
     }
     let bytes = |change: &BanChange| change.name().bytes();
-    assert!(old.page(at(30)).iter().map(bytes).sum::<usize>() <= MAX_PAGE_BYTES);
+    assert!(old.page(at(30), MAX_PAGE_BYTES).iter().map(bytes).sum::<usize>() <= MAX_PAGE_BYTES);
 }
 
 #[test]
@@ -174,7 +177,7 @@ fn a_new_ban_is_in_each_of_the_next_messages() {
     }
     list.begin(name(777), &counter(777), LENGTH, at(10));
     for second in 10..14 {
-        let page = list.page(at(second));
+        let page = list.page(at(second), MAX_PAGE_BYTES);
         assert!(page.iter().any(|change| change.name() == name(777)), "{second} s");
     }
 }
