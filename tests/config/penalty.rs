@@ -4,7 +4,6 @@
 //!
 //! | fault | failed test |
 //! |---|---|
-//! | a missing field has a default | `values_without_a_meaning_are_refused` |
 //! | a pace may have a penalty | `a_penalty_without_denials_by_a_counter_is_refused` |
 
 use sluicegate::config::penalty::Penalty;

@@ -101,6 +101,25 @@ fn launch_with_panic(version: &'static str, hook: &str) -> Launch {
 }
 
 #[test]
+fn a_ban_inside_envoy_has_the_status_of_its_penalty() {
+    for version in VERSIONS {
+        for fields in [LEASED, "mode: exact"] {
+            repeat_until_decided(|| check_ban(version, fields));
+        }
+    }
+}
+
+fn check_ban(version: &'static str, fields: &str) -> Result<(), LateReply> {
+    for_a_day_with_a_minute_left();
+    let fields = format!("{fields}, penalty: {{after: 3, within: 1h, for: 1h, status: 451}}");
+    let scene = Scene::start(&launch(version), 2, &fields, WhenDown::Deny);
+    let wanted = [200, 200, 429, 429, 429, 451, 451];
+    assert_eq!(scene.statuses("ann", wanted.len())?, wanted, "{version} {fields}");
+    assert_eq!(scene.statuses("bob", 2)?, [200, 200], "{version} {fields}");
+    Ok(())
+}
+
+#[test]
 fn envoy_denies_over_the_limit_with_headers_metadata_and_counters() {
     for version in VERSIONS {
         for fields in [LEASED, "mode: exact"] {

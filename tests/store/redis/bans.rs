@@ -5,7 +5,7 @@
 //! | fault | failed test |
 //! |---|---|
 //! | a heartbeat has no bans | `a_ban_and_its_lift_reach_all_replicas` |
-//! | the second counter of a penalty is not read | the same, after the restart of all replicas |
+//! | the second counter of a penalty is not read | `a_ban_continues_after_a_restart_with_the_next_denial` |
 //! | a received duration is not bounded by `for` | `a_hostile_row_bans_only_keys_of_penalties` |
 
 use std::path::Path;
@@ -109,7 +109,7 @@ pub fn assert_bans(url: &str) {
     let c = replica(files.path(), url, "c");
     wait_for_bans(&c, &["k=wild"]);
     drop((a, b, c));
-    // After a restart of all replicas, the store tells of the ban with the next denial.
+    // A restart of all replicas does not end the ban.
     let [a, b] = ["a", "b"].map(|node| replica(files.path(), url, node));
     deny(&[&a], "wild", 1);
     for service in [&a, &b] {
