@@ -3,7 +3,7 @@
 //! Guarantees:
 //! - The line to break is in the file that the step names, once.
 //! - The test that then fails is a test of the kernel.
-//! - The new word is not in the table yet, and the table has words of its form.
+//! - The example of a new word has the form of the words in the named table.
 //!
 //! Not covered:
 //! - The time that the steps take.
@@ -35,10 +35,10 @@ fn the_line_to_break_is_in_the_named_file_once() {
 }
 
 #[test]
-fn the_first_new_word_is_missing_in_the_named_table() {
+fn the_example_of_a_new_word_has_the_form_of_its_table() {
     let text = read("CONTRIBUTING.md");
     let table = read(between(&text, "Add it to a row of `", "`"));
     let word = between(&text, "marks: `\"", "\",`");
     assert!(word.chars().all(|letter| letter.is_ascii_lowercase()), "{word}");
-    assert!(!table.contains(&format!("\"{word}\"")) && table.contains("\"maxhits\","), "{word}");
+    assert!(table.contains("\"maxhits\","), "{word}");
 }

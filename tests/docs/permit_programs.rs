@@ -108,7 +108,7 @@ fn the_go_handler_limits_requests_in_flight() {
 }
 
 #[test]
-fn the_go_check_speaks_the_protocol_of_envoys_filter() {
+fn the_go_example_checks_a_rate_limit_over_envoys_protocol() {
     let (service, _limits) = serve(
         "domain: shop\ndescriptors:\n- {key: api_key, rate_limit: {unit: year, requests_per_unit: 2}}\n",
     );

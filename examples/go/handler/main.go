@@ -1,4 +1,4 @@
-// An HTTP handler that holds a permit for each request, and gets 429 or 503 from the limit otherwise.
+// An HTTP handler that holds a permit for each request. It rejects a request without a permit, with the status of the limit.
 // Run `scripts/examples.sh` and `sluicegate serve --limits-paths config/concurrency`, then `go run ./handler` in the
 // folder above.
 package main
@@ -68,7 +68,8 @@ func Limited(permits api.PermitsClient, next http.Handler) http.Handler {
 }
 
 func main() {
-	arguments := append(os.Args[1:], []string{"127.0.0.1:8081", "127.0.0.1:8088"}[len(os.Args[1:]):]...)
+	arguments := []string{"127.0.0.1:8081", "127.0.0.1:8088"}
+	copy(arguments, os.Args[1:])
 	channel, err := grpc.NewClient(arguments[0], grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		log.Fatal(err)

@@ -1,5 +1,4 @@
-//! One statement for calls whose rows this replica knows: decide on the known values, and save each
-//! row if the server still has that value.
+//! Decides on rows that this replica knows, and saves each in one statement if its value is unchanged.
 //!
 //! | step | round trip |
 //! |---|---|
@@ -10,15 +9,21 @@
 //! Guarantees:
 //! - A decision counts only if the row had the value on which it was made. So results are those of
 //!   transactions.
-//! - A row that was deleted by hand has changed. One that was deleted because it was empty has not.
-//! - The statement takes the locks of transactions, and waits for none: a locked row has changed.
+//! - A missing row is a conflict, unless the known state was empty. So a counter that is deleted by hand
+//!   starts anew.
+//! - The statement tries the advisory locks of transactions. A locked row is a conflict.
 //! - The estimate of the clock is late by at most a reply's delay. It is at most [`MAX_CLOCK_AGE`] old.
-//! - At most [`MAX_ROWS`] rows of [`MAX_VALUE_BYTES`] each are known for one connection.
+//! - At most [`MAX_ROWS`] rows of [`MAX_VALUE_BYTES`] each, and their keys, are known for one connection.
+//!
+//! Not covered, and taken by a transaction:
+//! - Leases: they need an instant that is not before the message was sent.
+//! - Calls that must change several rows or none, and denials of `all_or_nothing`, which save nothing.
+//! - Rows that another replica changes often: after a conflict, [`SHUNNED_USES`] uses.
 //!
 //! Not covered:
-//! - Calls that must change several rows or none: they take a transaction.
-//! - Rows that another replica changes often: after a conflict, [`SHUNNED_USES`] uses take a
-//!   transaction.
+//! - A wait for a row that a sweep deletes, or for a table that a migration rewrites. The caller has its
+//!   fallback in time; the server process waits for the lock.
+//! - A replica that is paused between a decision and its statement: the hits count at the older instant.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -55,8 +60,8 @@ struct KnownRow {
     value: Vec<u8>,
     /// The instant from which the row may be missing.
     empty_at: Nanos,
-    /// The uses after which the value is trusted.
-    shunned_uses: u8,
+    /// The transactions to run before the value is used again.
+    transactions_left: u8,
 }
 
 /// The parameters of the statement.
@@ -74,9 +79,9 @@ pub(super) struct Proposal {
 #[derive(Debug, Default)]
 pub(super) struct Saved {
     pub(super) keys: HashSet<RowKey>,
-    /// The rows that were missing.
+    /// The rows that were missing, although their states were not empty.
     pub(super) missing: HashSet<RowKey>,
-    /// The server's clock; `None` without a row that was unlocked.
+    /// The server's clock; `None` if no row was saved or missing.
     pub(super) now: Option<Nanos>,
 }
 
@@ -96,7 +101,7 @@ impl KnownRows {
     /// Returns the rows with these keys, or `None` if one of them is unknown.
     fn rows_of(&self, keys: &[(&RowKey, bool)]) -> Option<Vec<(RowKey, Vec<u8>)>> {
         let known = |(key, _): &(&RowKey, bool)| {
-            let row = self.by_key.get(*key).filter(|row| row.shunned_uses == 0)?;
+            let row = self.by_key.get(*key).filter(|row| row.transactions_left == 0)?;
             Some(((*key).clone(), row.value.clone()))
         };
         keys.iter().map(known).collect()
@@ -124,12 +129,12 @@ impl KnownRows {
             self.by_key.remove(key);
         } else if let Some(row) = self.by_key.get_mut(key) {
             (row.value, row.empty_at) = (value.to_vec(), empty_at);
-            row.shunned_uses = row.shunned_uses.saturating_sub(1);
+            row.transactions_left = row.transactions_left.saturating_sub(1);
         } else {
             if MAX_ROWS <= self.by_key.len() {
                 self.by_key.clear();
             }
-            let row = KnownRow { value: value.to_vec(), empty_at, shunned_uses: 0 };
+            let row = KnownRow { value: value.to_vec(), empty_at, transactions_left: 0 };
             self.by_key.insert(key.to_vec(), row);
         }
     }
@@ -146,7 +151,7 @@ impl KnownRows {
             } else if saved.missing.contains(&key) {
                 self.by_key.remove(&key);
             } else if let Some(row) = self.by_key.get_mut(&key) {
-                row.shunned_uses = SHUNNED_USES;
+                row.transactions_left = SHUNNED_USES;
             }
         }
     }

@@ -268,10 +268,6 @@ impl LeaseOperation {
 impl StoreOperation for LeaseOperation {
     type Reply = LeaseOutcome;
 
-    fn has_independent_rows(&self) -> bool {
-        true
-    }
-
     fn keys(&self) -> &[RowKey] {
         &self.keys
     }

@@ -6,8 +6,8 @@
 //! of 64 checks (`benches/postgres.rs`).
 //!
 //! Guarantees:
-//! - A check that charges several counters or none is one transaction, and so is each call to budgets.
-//!   Calls that wait together share it.
+//! - A check with `all_or_nothing` and several counters is one transaction, and so is each call to
+//!   budgets. Calls that wait together share it.
 //! - All instants are those of the server's clock; on known rows, a recent reading of it.
 //! - Every call has a result within its timeout, or a [`StoreFailure`].
 //! - A call is sent at most once, and never after its caller stopped waiting.

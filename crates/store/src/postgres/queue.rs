@@ -73,19 +73,21 @@ pub(super) trait QueuedCall: Send {
 
 pub(super) struct PendingCall<O: StoreOperation> {
     operation: O,
+    /// True if some of its rows were saved, and others were not.
+    is_partly_saved: bool,
     reply: Option<Result<O::Reply, StoreFailure>>,
     caller: oneshot::Sender<Result<O::Reply, StoreFailure>>,
 }
 
-/// The end of a call at which its caller waits.
+/// The receiver of a call's reply.
 pub(super) type CallReply<O> =
     oneshot::Receiver<Result<<O as StoreOperation>::Reply, StoreFailure>>;
 
 impl<O: StoreOperation> PendingCall<O> {
-    /// Creates a call, and the end at which its caller waits.
+    /// Creates a call, and the receiver of its reply.
     pub(super) fn queued(operation: O) -> (Box<dyn QueuedCall>, CallReply<O>) {
         let (caller, reply) = oneshot::channel();
-        (Box::new(Self { operation, reply: None, caller }), reply)
+        (Box::new(Self { operation, is_partly_saved: false, reply: None, caller }), reply)
     }
 }
 
@@ -107,6 +109,7 @@ impl<O: StoreOperation> QueuedCall for PendingCall<O> {
         if self.operation.keys().iter().all(|key| saved.contains(key)) {
             return true;
         }
+        self.is_partly_saved |= self.operation.keys().iter().any(|key| saved.contains(key));
         if let Some(Ok(reply)) = &self.reply {
             self.operation.keep_saved(reply, saved);
         }
@@ -118,8 +121,13 @@ impl<O: StoreOperation> QueuedCall for PendingCall<O> {
     }
 
     fn finish(self: Box<Self>, committed: Result<(), StoreFailure>) {
-        let Self { reply, caller, .. } = *self;
+        let Self { reply, caller, is_partly_saved, .. } = *self;
         let reply = committed.and_then(|()| reply.unwrap_or(Err(StoreFailure::Unsent)));
+        // A caller may repeat an unsent call.
+        let reply = reply.map_err(|cause| match cause {
+            StoreFailure::Unsent if is_partly_saved => StoreFailure::ConnectionLost,
+            cause => cause,
+        });
         // The caller may have stopped waiting.
         drop(caller.send(reply));
     }

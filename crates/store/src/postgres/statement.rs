@@ -42,10 +42,11 @@ pub(super) const SAVE: StatementText = StatementText {
 };
 
 /// Saves values `$4` of rows that still have the values `$3`, and are not locked. Returns the keys of
-/// the rows that were unlocked, whether each was saved, and the clock.
+/// the saved and of the missing rows, whether each was saved, and the clock.
 ///
-/// A missing row is created, with a negative `empty_at` if it must not be missing: then it counts as
-/// no row, and nothing was saved. A join would need a plan that depends on the size of the table.
+/// If the known state was not empty, a missing row is inserted with a negative `empty_at`. Readers
+/// ignore this row, and the caller repeats the check. A join would need a plan that depends on the size
+/// of the table.
 pub(super) const PROPOSE: StatementText = StatementText {
     sql: "INSERT INTO sluicegate_state AS row (key, value, empty_at) \
           SELECT key, value, empty_at FROM (SELECT unnest($1::bytea[]) AS key, \

@@ -11,6 +11,7 @@
 //! - The clock is read after all locks, so instants of one counter never go back.
 //! - Calls of one batch are applied in order, each to the state that the earlier ones left.
 
+use std::collections::HashSet;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use futures_util::future::{join, join3};
@@ -37,9 +38,9 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
      SET LOCAL enable_seqscan = off";
 
 impl Session {
-    /// Applies `calls`: on known rows if possible ([`super::cached`]), else in a transaction. Leaves
-    /// those in `calls` to which no reply was sent. On an error, none of these was applied, unless the
-    /// error is [`StoreFailure::ConnectionLost`].
+    /// Applies `calls`: on known rows if possible ([`super::cached`]), else in one transaction. Leaves
+    /// those in `calls` to which no reply was sent. On an error, none of these was applied, unless
+    /// the error is [`StoreFailure::ConnectionLost`].
     ///
     /// The session must not be used after an error.
     pub(super) async fn run_calls(
@@ -48,44 +49,36 @@ impl Session {
     ) -> Result<(), Error> {
         let mut known = self.known.take_known(calls);
         let proposal = known.decide(&self.known);
-        let (saved, loaded) =
-            join(self.propose(&proposal), self.lock_and_load(keys_of(calls))).await;
-        let saved = match saved {
-            Ok(saved) => saved,
+        match self.propose(&proposal).await {
+            Ok(saved) => {
+                self.known.note_proposed(proposal, &saved);
+                calls.append(&mut known.finish(&saved.keys));
+                calls.retain(|call| !call.is_abandoned());
+            }
             Err(error) => {
                 calls.append(&mut known.calls);
                 return Err(error);
             }
-        };
-        self.known.note_proposed(proposal, &saved);
-        let mut changed = known.finish(&saved.keys);
-        let mut result = self.run_loaded(calls, loaded).await;
-        if result.is_ok() {
-            let loaded = self.lock_and_load(keys_of(&changed)).await;
-            result = self.run_loaded(&mut changed, loaded).await;
         }
-        calls.append(&mut changed);
-        result
+        if calls.is_empty() { Ok(()) } else { self.run_transaction(calls).await }
     }
 
-    /// Applies `calls` to their locked rows, and commits.
-    async fn run_loaded(
-        &mut self,
-        calls: &mut [Box<dyn QueuedCall>],
-        loaded: Result<Rows, Error>,
-    ) -> Result<(), Error> {
-        let mut rows = loaded?;
-        if calls.is_empty() {
-            return Ok(());
-        }
+    async fn run_transaction(&mut self, calls: &mut [Box<dyn QueuedCall>]) -> Result<(), Error> {
+        let wanted: Vec<_> = calls.iter().flat_map(|call| call.keys()).collect();
+        let mut rows = self.lock_and_load(&wanted).await?;
         self.known.set_clock(rows.now());
-        for call in calls {
+        for call in calls.iter_mut() {
             call.apply(&mut rows);
         }
         let changed = rows.changed();
         self.save_and_commit(&changed).await?;
+        let usable = calls.iter().filter(|call| call.has_independent_rows());
+        let keys: HashSet<&RowKey> =
+            usable.flat_map(|call| call.keys()).map(|(key, _)| key).collect();
         for (key, value, empty_at) in changed {
-            self.known.note_saved(key, value, empty_at);
+            if keys.contains(&key.to_vec()) {
+                self.known.note_saved(key, value, empty_at);
+            }
         }
         Ok(())
     }
@@ -113,14 +106,12 @@ impl Session {
         self.client.batch_execute("ROLLBACK").await
     }
 
-    /// Starts a transaction, and locks and loads rows; `true` marks a row that is only read. Does
-    /// nothing without a list.
-    async fn lock_and_load(&self, wanted: Option<Vec<(&RowKey, bool)>>) -> Result<Rows, Error> {
-        let Some(wanted) = wanted else { return Ok(Rows::default()) };
+    /// Starts a transaction, and locks and loads rows; `true` marks a row that is only read.
+    async fn lock_and_load(&self, wanted: &[(&RowKey, bool)]) -> Result<Rows, Error> {
         let mut keys: Vec<&RowKey> = wanted.iter().map(|(key, _)| *key).collect();
         keys.sort_unstable();
         keys.dedup();
-        let (locks, are_shared) = lock_order(&wanted);
+        let (locks, are_shared) = lock_order(wanted);
         let (opened, locked, loaded) = join3(
             self.client.batch_execute(BEGIN),
             self.statements.lock.run(&self.client, &[&locks, &are_shared]),
@@ -148,11 +139,6 @@ impl Session {
         saved?;
         committed
     }
-}
-
-/// Returns the keys of all rows of the calls; `None` without calls.
-fn keys_of(calls: &[Box<dyn QueuedCall>]) -> Option<Vec<(&RowKey, bool)>> {
-    (!calls.is_empty()).then(|| calls.iter().flat_map(|call| call.keys()).collect())
 }
 
 fn read_saved(rows: &[Row]) -> Result<Saved, Error> {

@@ -5,7 +5,7 @@ CREATE TABLE sluicegate_state (
     -- The state, written by `src/store/postgres/rows.rs`.
     value bytea NOT NULL,
     -- The instant from which the row can be deleted: microseconds of the Unix epoch, by the server's
-    -- clock. Negative: this is no row, although the key has just been used.
+    -- clock. Negative: readers ignore the row (`PROPOSE` in statement.rs).
     empty_at bigint NOT NULL
 ) WITH (
     -- Free space in each page, so that an update stays in the page and needs no index entry.

@@ -6,9 +6,9 @@ use super::super::cached::{KnownRows, Proposal, Saved};
 use super::super::queue::PendingCall;
 use super::super::rows::from_micros;
 use super::*;
-use crate::Outcomes;
+use crate::{Outcomes, StoreFailure};
 
-/// What the statement `PROPOSE` does while no other transaction has a lock.
+/// Applies a proposal as `PROPOSE` does without locks of others.
 fn propose(table: &mut Table, now: Nanos, proposal: &Proposal) -> Saved {
     let mut result = Saved { now: Some(now), ..Saved::default() };
     for (index, key) in proposal.keys.iter().enumerate() {
@@ -154,4 +154,20 @@ fn a_lone_replica_knows_its_rows_after_one_transaction() {
     fleet.table.0.clear();
     fleet.check(0, START.plus(PERIOD).plus(PERIOD), &charges, None);
     assert_eq!(fleet.known_hits, 5, "an empty row may be missing");
+}
+
+/// A caller may repeat an unsent call, and would charge the saved row twice.
+#[test]
+fn a_partly_saved_call_is_never_unsent() {
+    let list = [0, 1].map(|name| charge((name, 0, 5, Cost::Charge(Hits(1)))));
+    let charges = Charges { list: list.into_iter().collect(), mode: ChargeMode::Each };
+    for (saved, expected) in [(0, StoreFailure::Unsent), (1, StoreFailure::ConnectionLost)] {
+        let operation = ChargeOperation::new(&charges, "p");
+        let saved = operation.keys()[..saved].iter().cloned().collect();
+        let (mut call, mut reply) = PendingCall::queued(operation);
+        call.apply(&mut Rows::new(START, String::new(), []));
+        assert!(!call.keep_saved(&saved));
+        call.finish(Err(StoreFailure::Unsent));
+        assert_eq!(reply.try_recv(), Ok(Err(expected)));
+    }
 }
