@@ -166,22 +166,22 @@ check_module() {
 
 # Mounts this machine's files with a layer above them, which vanishes with the namespace.
 mount_overlay() {
-    mkdir "$work/upper" "$work/layer" "$work/root"
-    mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/layer" "$work/root"
-    mount -t proc proc "$work/root/proc"
-    mount --bind /dev "$work/root/dev"
-    cp scripts/unit.py "$work/root/usr/local/sbin/unit.py"
+    mkdir "$work/upper" "$work/layer" "$work/rootfs"
+    mount -t overlay overlay -o "lowerdir=/,upperdir=$work/upper,workdir=$work/layer" "$work/rootfs"
+    mount -t proc proc "$work/rootfs/proc"
+    mount --bind /dev "$work/rootfs/dev"
+    cp scripts/unit.py "$work/rootfs/usr/local/sbin/unit.py"
     # An earlier installation on this machine is not in the layer.
     ! inside dpkg --status sluicegate >/dev/null 2>&1 || inside dpkg --purge sluicegate >/dev/null
 }
-inside() { chroot "$work/root" "$@"; }
+inside() { chroot "$work/rootfs" "$@"; }
 
 unit=/usr/lib/systemd/system/sluicegate.service
 
 check_package() {
     check_sums amd64
     mount_overlay
-    cp "$dir/sluicegate_$(version_of amd64)_amd64.deb" "$work/root/sluicegate.deb"
+    cp "$dir/sluicegate_$(version_of amd64)_amd64.deb" "$work/rootfs/sluicegate.deb"
     inside dpkg --install /sluicegate.deb >"$work/log"
     inside dpkg --verify sluicegate
     inside systemd-analyze verify $unit
@@ -189,33 +189,33 @@ check_package() {
     inside systemd-analyze security --offline=true --no-pager --threshold=20 $unit >"$work/log" ||
         { cat "$work/log" >&2; fail "the unit is less restricted than 2.0"; }
     inside sluicegate validate /etc/sluicegate/limits >"$work/log"
-    try_service unshare --mount chroot "$work/root" /usr/local/sbin/unit.py $unit
-    [ "$(stat -c %a:%u "$work/root/var/lib/private/sluicegate/admin-token")" = 600:61999 ] || fail "the token's owner"
+    try_service unshare --mount chroot "$work/rootfs" /usr/local/sbin/unit.py $unit
+    [ "$(stat -c %a:%u "$work/rootfs/var/lib/private/sluicegate/admin-token")" = 600:61999 ] || fail "the token's owner"
     inside dpkg --remove sluicegate >"$work/log"
-    [ -e "$work/root/etc/sluicegate/server.yaml" ] || fail "a removal deletes the settings"
+    [ -e "$work/rootfs/etc/sluicegate/server.yaml" ] || fail "a removal deletes the settings"
     inside dpkg --purge sluicegate >"$work/log"
     for path in etc/sluicegate var/lib/private/sluicegate var/lib/sluicegate; do
-        [ ! -e "$work/root/$path" ] || fail "a purge leaves /$path"
+        [ ! -e "$work/rootfs/$path" ] || fail "a purge leaves /$path"
     done
 }
 
 # The layers of the image: the base's libraries from Debian, and the program.
 make_root() {
-    mkdir -p "$work/root"/{etc,proc,dev,tmp,run/sluicegate,work}
-    for package in "$dir/base"/*.deb; do dpkg-deb -x "$package" "$work/root"; done
-    echo "nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin" >"$work/root/etc/passwd"
-    tar -C "$work/root" --strip-components=1 -xf "$dir/image-amd64.tar"
-    cp -r config "$work/root/work/config"
+    mkdir -p "$work/rootfs"/{etc,proc,dev,tmp,run/sluicegate,work}
+    for package in "$dir/base"/*.deb; do dpkg-deb -x "$package" "$work/rootfs"; done
+    echo "nonroot:x:65532:65532:nonroot:/home/nonroot:/sbin/nologin" >"$work/rootfs/etc/passwd"
+    tar -C "$work/rootfs" --strip-components=1 -xf "$dir/image-amd64.tar"
+    cp -r config "$work/rootfs/work/config"
 }
 
 mount_root() {
-    mount --bind "$work/root" "$work/root"
-    mount -o remount,bind,ro "$work/root"
-    mount -t proc proc "$work/root/proc"
-    mount -t tmpfs dev "$work/root/dev"
-    mknod -m 666 "$work/root/dev/null" c 1 3
-    mknod -m 666 "$work/root/dev/urandom" c 1 9
-    mount -t tmpfs -o mode=1777 run "$work/root/run/sluicegate"
+    mount --bind "$work/rootfs" "$work/rootfs"
+    mount -o remount,bind,ro "$work/rootfs"
+    mount -t proc proc "$work/rootfs/proc"
+    mount -t tmpfs dev "$work/rootfs/dev"
+    mknod -m 666 "$work/rootfs/dev/null" c 1 3
+    mknod -m 666 "$work/rootfs/dev/urandom" c 1 9
+    mount -t tmpfs -o mode=1777 run "$work/rootfs/run/sluicegate"
 }
 
 # As docker-compose.yml runs it: read-only, one tmpfs, no capabilities.
@@ -228,8 +228,8 @@ check_image() {
         awk '$5 == "/"' "/proc/$1/mountinfo" | grep -q ' / ro,' || fail "a writable root"
     }
     export SLUICEGATE_ADMIN_TOKEN_FILE=/run/sluicegate/admin-token
-    chroot --userspec=65532:65532 --groups= "$work/root" /bin/ratelimit --help >/dev/null
-    try_service chroot --userspec=65532:65532 --groups= "$work/root" \
+    chroot --userspec=65532:65532 --groups= "$work/rootfs" /bin/ratelimit --help >/dev/null
+    try_service chroot --userspec=65532:65532 --groups= "$work/rootfs" \
         /bin/sluicegate serve --settings /work/config/start.yaml --limits-paths /work/config/limits
 }
 

@@ -19,17 +19,7 @@ pub(super) fn ban(command: &BanCommand, terminal: &mut Terminal<'_>) -> io::Resu
         BanCommand::List(args) => list(args),
         BanCommand::Lift(args) => lift(args),
     };
-    match done {
-        Ok(text) => {
-            terminal.out.write_all(text.as_bytes())?;
-            Ok(CommandOutcome::Success)
-        }
-        Err(message) => {
-            writeln!(terminal.err, "error: {message}")?;
-            let is_missing = message.contains("no ban of this descriptor");
-            Ok(if is_missing { CommandOutcome::Negative } else { CommandOutcome::Failed })
-        }
-    }
+    terminal.report(done, "no ban of this descriptor")
 }
 
 /// Lists bans, one per line: `shop api_key=partner until 2026-03-02T10:25:07Z, by shop.api_key`.

@@ -23,17 +23,7 @@ pub(super) fn table(
         TableCommand::Set(args) => set(args),
         TableCommand::Unset(args) => unset(args),
     };
-    match done {
-        Ok(text) => {
-            terminal.out.write_all(text.as_bytes())?;
-            Ok(CommandOutcome::Success)
-        }
-        Err(message) => {
-            writeln!(terminal.err, "error: {message}")?;
-            let is_missing = message.contains("has no row");
-            Ok(if is_missing { CommandOutcome::Negative } else { CommandOutcome::Failed })
-        }
-    }
+    terminal.report(done, "has no row")
 }
 
 fn list(args: &TableListArgs) -> Result<String, String> {

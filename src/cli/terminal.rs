@@ -3,7 +3,7 @@
 //! Not covered:
 //! - The commands (see [`super::args`]).
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// The result of a command.
@@ -23,6 +23,28 @@ pub struct Terminal<'a> {
     pub out: &'a mut dyn Write,
     /// Receives the errors.
     pub err: &'a mut dyn Write,
+}
+
+impl Terminal<'_> {
+    /// Writes the result of a command, or its error. An error that contains `negative` is a negative
+    /// result.
+    pub(super) fn report(
+        &mut self,
+        done: Result<String, String>,
+        negative: &str,
+    ) -> io::Result<CommandOutcome> {
+        match done {
+            Ok(text) => {
+                self.out.write_all(text.as_bytes())?;
+                Ok(CommandOutcome::Success)
+            }
+            Err(message) => {
+                writeln!(self.err, "error: {message}")?;
+                let is_negative = message.contains(negative);
+                Ok(if is_negative { CommandOutcome::Negative } else { CommandOutcome::Failed })
+            }
+        }
+    }
 }
 
 impl From<CommandOutcome> for ExitCode {

@@ -59,8 +59,14 @@ impl Engine {
         plan: &CheckPlan<'_>,
         now: Nanos,
     ) -> Option<SmallVec<[ChargeDecision; 2]>> {
-        let mut charged = charged_limits(plan);
-        if charged.any(|(_, charge)| matches!(charge.cost, Cost::Refund(_))) {
+        let mut has_penalty = false;
+        for (limit, charge) in charged_limits(plan) {
+            has_penalty |= limit.is_some();
+            if matches!(charge.cost, Cost::Refund(_)) {
+                return None;
+            }
+        }
+        if !has_penalty {
             return None;
         }
         let list = self.bans.list.read();

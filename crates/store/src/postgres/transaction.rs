@@ -73,10 +73,10 @@ impl Session {
         let changed = rows.changed();
         self.save_and_commit(&changed).await?;
         let usable = calls.iter().filter(|call| call.has_independent_rows());
-        let keys: HashSet<&RowKey> =
-            usable.flat_map(|call| call.keys()).map(|(key, _)| key).collect();
+        let keys: HashSet<&[u8]> =
+            usable.flat_map(|call| call.keys()).map(|(key, _)| key.as_slice()).collect();
         for (key, value, empty_at) in changed {
-            if keys.contains(&key.to_vec()) {
+            if keys.contains(key) {
                 self.known.note_saved(key, value, empty_at);
             }
         }
