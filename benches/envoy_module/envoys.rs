@@ -17,6 +17,8 @@ const LIMITS: &str = "domain: shop\ndescriptors:\n- key: route\n  rate_limit: {u
 pub enum Case {
     Bare,
     Module,
+    /// The module, on a route without limits: the cost of Envoy's interface.
+    ModuleOff,
     RateLimit,
     LocalRateLimit,
 }
@@ -65,7 +67,7 @@ impl Machine {
     }
 
     pub fn envoy(&self, case: Case) -> Envoy {
-        let home = self.home.path().join(case.name().replace(' ', "-"));
+        let home = self.home.path().join(case.name().replace([' ', ','], "-"));
         std::fs::create_dir_all(&home).unwrap();
         std::fs::write(home.join("envoy.yaml"), self.configuration(case)).unwrap();
         let installed = concat!(env!("CARGO_MANIFEST_DIR"), "/.tools/bin/envoy");
@@ -90,11 +92,15 @@ impl Machine {
     fn configuration(&self, case: Case) -> String {
         let filter = match case {
             Case::Bare => String::new(),
-            Case::Module => MODULE.replace("GRPC_PORT", &self.grpc.to_string()),
+            Case::Module | Case::ModuleOff => MODULE.replace("GRPC_PORT", &self.grpc.to_string()),
             Case::RateLimit => RATE_LIMIT.to_owned(),
             Case::LocalRateLimit => LOCAL_RATE_LIMIT.to_owned(),
         };
-        let actions = if matches!(case, Case::RateLimit) { ACTIONS } else { "" };
+        let actions = match case {
+            Case::RateLimit => ACTIONS,
+            Case::ModuleOff => ROUTE_OFF,
+            Case::Bare | Case::Module | Case::LocalRateLimit => "",
+        };
         CONFIGURATION
             .replace("FILTER", &filter)
             .replace("ACTIONS", actions)
@@ -108,6 +114,7 @@ impl Case {
         match self {
             Self::Bare => "none",
             Self::Module => "module",
+            Self::ModuleOff => "module, off",
             Self::RateLimit => "ratelimit",
             Self::LocalRateLimit => "local_ratelimit",
         }
@@ -117,10 +124,10 @@ impl Case {
 /// Builds the module as it is shipped, and returns its directory.
 fn module() -> PathBuf {
     let mut cargo = Command::new(env!("CARGO"));
-    cargo.args(["build", "--release", "--locked", "-p", "sluicegate-envoy"]);
+    cargo.args(["build", "--profile", "dist", "--locked", "-p", "sluicegate-envoy"]);
     assert!(cargo.status().unwrap().success());
     let target = std::env::current_exe().unwrap();
-    target.ancestors().nth(2).unwrap().to_owned()
+    target.ancestors().nth(3).unwrap().join("dist")
 }
 
 fn nginx(home: &Path) -> (Running, u16) {
@@ -219,6 +226,16 @@ const ACTIONS: &str = r"
                   rate_limits:
                   - actions: [{generic_key: {descriptor_key: route, descriptor_value: all}}]
                   - actions: [{request_headers: {header_name: x-user, descriptor_key: user}}]";
+
+const ROUTE_OFF: &str = r#"
+                typed_per_filter_config:
+                  sluicegate:
+                    "@type": type.googleapis.com/envoy.extensions.filters.http.dynamic_modules.v3.DynamicModuleFilterPerRoute
+                    dynamic_module_config: {name: sluicegate_envoy, do_not_close: true}
+                    per_route_config_name: sluicegate_envoy
+                    filter_config:
+                      "@type": type.googleapis.com/google.protobuf.Struct
+                      value: {enabled: false}"#;
 
 const CONFIGURATION: &str = r#"
 admin: {address: {socket_address: {address: 127.0.0.1, port_value: 0}}}

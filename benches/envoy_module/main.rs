@@ -3,9 +3,10 @@
 //! `cargo bench --bench envoy_module` prints two tables. It needs the Envoy that
 //! `scripts/test.sh` installs, and `nginx`.
 //!
-//! - Four Envoys with one worker share one upstream: without a limit, with the module, with the
-//!   filter `ratelimit` and Sluicegate, and with the filter `local_ratelimit`. Requests take turns,
-//!   so other load on the machine affects all of them. CPU is that of the process.
+//! - Five Envoys with one worker share one upstream: without a limit, with the module, with the
+//!   module on a route without limits, with the filter `ratelimit` and Sluicegate, and with the
+//!   filter `local_ratelimit`. Requests take turns, so other load on the machine affects all of
+//!   them. CPU is that of the process.
 //! - The limiter of the module alone: the time of a decision, and calls per decision.
 #![allow(
     missing_docs,
@@ -27,7 +28,8 @@ use load::Turn;
 
 const ROUNDS: usize = 5;
 
-const CASES: [Case; 4] = [Case::Bare, Case::Module, Case::RateLimit, Case::LocalRateLimit];
+const CASES: [Case; 5] =
+    [Case::Bare, Case::Module, Case::ModuleOff, Case::RateLimit, Case::LocalRateLimit];
 
 fn main() {
     let machine = Machine::start();
