@@ -14,7 +14,8 @@ version=0.5.4
 mdbook=.tools/mdbook/bin/mdbook
 if ! "$mdbook" --version 2>/dev/null | grep -qx "mdbook v$version"; then
     # Compiles for two minutes, once. Omits the server.
-    cargo install --locked --quiet --debug --root .tools/mdbook mdbook --version "$version" --no-default-features --features search
+    CARGO_PROFILE_DEV_DEBUG=false cargo install --locked --quiet --debug --root .tools/mdbook mdbook \
+        --version "$version" --no-default-features --features search
 fi
 
 to=${1:-target/book}

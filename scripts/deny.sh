@@ -7,5 +7,5 @@ version=0.20.2
 
 deny=.tools/cargo/bin/cargo-deny
 "$deny" --version 2>/dev/null | grep -qx "cargo-deny $version" ||
-    cargo install --locked --quiet --debug --root .tools/cargo cargo-deny --version "$version" >&2
+    CARGO_PROFILE_DEV_DEBUG=false cargo install --locked --quiet --debug --root .tools/cargo cargo-deny --version "$version" >&2
 echo "$deny"
