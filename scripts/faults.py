@@ -5,7 +5,8 @@
   scripts/faults.py FILTER     runs the faults whose test has this text in its name, and prints their rows
 
 A test that measures prints its row; the others only pass or fail. A failed test has `FAILED` in its row. The exit code is
-then 1, and the page is written all the same. Needs what scripts/test.sh installs.
+then 1, and the page is written all the same. Needs what scripts/test.sh installs, `ip`,
+and root for the network namespaces.
 """
 
 import datetime
@@ -24,6 +25,7 @@ FAULTS = [
     ("Redis", "", "", "store::redis::faults::fallbacks_apply_until_a_killed_redis_restarts"),
     ("Redis", "", "", "store::redis::faults::stopped_redis_delays_no_decision_beyond_the_timeout"),
     ("Redis", "", "", "store::redis::network::network_faults_delay_no_decision_beyond_the_timeout"),
+    ("Redis", "", "", "store::partitions::a_lost_network_to_redis_delays_no_decision_beyond_the_timeout"),
     ("Redis Sentinel", "", "", "store::redis::sentinel::killed_primary_fails_over_without_late_decisions"),
     ("Redis Sentinel", "", "", "store::redis::sentinel::stopped_primary_is_not_used_after_it_resumes"),
     ("Redis Sentinel", "", "", "store::redis::sentinel::after_a_manual_failover_the_old_primary_is_not_used"),
@@ -31,6 +33,8 @@ FAULTS = [
     ("Redis Cluster", "", "", "store::redis::cluster::stopped_primary_fails_only_its_slots_until_failover"),
     ("PostgreSQL", "the server is stopped", "fallbacks decide, and the breaker opens",
      "store::postgres::outages::a_silent_postgres_opens_the_breaker_until_it_replies"),
+    ("PostgreSQL", "", "", "store::postgres::outages::network_faults_delay_no_decision_beyond_the_timeout"),
+    ("PostgreSQL", "", "", "store::partitions::a_lost_network_to_postgres_delays_no_decision_beyond_the_timeout"),
     ("PostgreSQL", "`kill -9` of the server, full durability", "no hit is lost",
      "store::postgres::outages::logged_counters_survive_a_crash_of_the_server"),
     ("PostgreSQL", "a replica is paused in its transaction", "the other replicas decide",

@@ -82,6 +82,14 @@ scripts/examples.sh
 step "TLA+"
 scripts/specs.sh
 
+step "The tests with network namespaces"
+if [ "$(id -u)" = 0 ]; then
+    command -v ip >/dev/null || apt-get install -y -qq --no-install-recommends iproute2
+    scripts/tiers.py root
+else
+    echo "NOT RUN: the tests with network namespaces, because only root can make some" >&2
+fi
+
 step "The tests of the chart, the compose file, the console, the book and the examples"
 scripts/tiers.py verify
 

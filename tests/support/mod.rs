@@ -10,6 +10,7 @@ pub mod event_receiver;
 pub mod faulty_store;
 pub mod http1;
 pub mod log_lines;
+pub mod namespace;
 pub mod ports;
 pub mod postgres;
 pub mod process;

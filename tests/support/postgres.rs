@@ -10,6 +10,7 @@ use std::time::Duration;
 use sluicegate::store::postgres::{Durability, PostgresOptions, migrate};
 use tempfile::TempDir;
 
+use super::namespace::Namespace;
 use super::signals;
 use super::waiting::until;
 
@@ -103,6 +104,18 @@ impl Postgres {
         postgres
     }
 
+    /// Starts a server with the tables, whose TCP port is inside a network namespace.
+    pub fn start_in(network: &Namespace) -> Self {
+        let mut postgres = Self::start();
+        postgres.set_authentication("local all all trust\nhost all all all trust\n");
+        postgres.kill();
+        let outside = program("postgres");
+        let mut command = network.command(outside.get_program());
+        command.args(outside.get_args());
+        postgres.launch_by(command, &["listen_addresses=*"]);
+        postgres
+    }
+
     pub fn migrate(&self, durability: Durability) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(migrate(&self.options(), Some(durability))).unwrap();
@@ -144,10 +157,14 @@ impl Postgres {
 
     /// [`Postgres::launch`] with these settings of the server.
     pub fn launch_with(&mut self, settings: &[&str]) {
+        self.launch_by(program("postgres"), settings);
+    }
+
+    fn launch_by(&mut self, mut command: Command, settings: &[&str]) {
         let port = format!("port={}", self.port);
         let own = ["fsync=off", "max_connections=400", &port];
         let all = own.into_iter().chain(settings.iter().copied());
-        let child = program("postgres")
+        let child = command
             .arg("-D")
             .arg(self.data_dir())
             .arg("-k")

@@ -3,6 +3,8 @@
 //! All limits are fixed windows of a day, because GCRA would free hits during a test.
 
 use super::{FLAGS, LIMIT, are_decided, assert_limit_enforced, enough_checks};
+use crate::store::redis::faults;
+use crate::store::redis::network::{FAULTS, watch_faults};
 use crate::store::redis::{check, failures, limits, ready, serve, wait_until_ready};
 use crate::support::postgres::Postgres;
 use crate::support::proxy::{Proxy, Upstream};
@@ -62,6 +64,16 @@ fn a_silent_postgres_opens_the_breaker_until_it_replies() {
     assert_fallbacks(&service);
     proxy.pass();
     assert_decides_again(&service);
+}
+
+#[test]
+fn network_faults_delay_no_decision_beyond_the_timeout() {
+    for_a_day_with_a_minute_left();
+    let (server, limits) = (Postgres::start(), limits(LIMIT));
+    let proxy = Proxy::before(Upstream::Unix(server.socket()));
+    let url = format!("postgres://postgres@{}/postgres", proxy.address());
+    let service = serve(limits.path(), &url, &faults::FLAGS);
+    watch_faults(&service, &proxy, &FAULTS);
 }
 
 /// Asserts that the limit of a new counter is enforced exactly, once no check of it times out.

@@ -23,9 +23,9 @@ use crate::support::waiting::{for_a_day_with_a_minute_left, now, until};
 /// The service's store timeout in tests that silence Redis.
 pub(super) const DEADLINE: Duration = Duration::from_millis(400);
 
-pub(super) const FLAGS: [&str; 2] = ["--store-timeout", "400ms"];
+pub(crate) const FLAGS: [&str; 2] = ["--store-timeout", "400ms"];
 
-pub(super) const LIMIT: u32 = 10;
+pub(crate) const LIMIT: u32 = 10;
 
 const EVERY_RULE: &str = "every rule holds, then Redis counts";
 

@@ -1,5 +1,5 @@
-//! Network faults between the service and Redis: delays, silence, closed and half-closed
-//! connections.
+//! Network faults between the service and its store: delays, silence, closed and half-closed
+//! connections. The tests of PostgreSQL and of network namespaces use them, too.
 //!
 //! The first test prints a table; `benches/RESULTS.md` has some of its rows.
 
@@ -20,20 +20,34 @@ use crate::support::redis::Redis;
 use crate::support::service::Service;
 use crate::support::waiting::{PATIENCE, for_a_day_with_a_minute_left, now, until};
 
-struct NetworkFault {
-    what: &'static str,
-    promised: &'static str,
-    strike: fn(&Proxy),
+/// A network between the service and its store.
+pub(crate) trait Network {
+    /// Ends a fault.
+    fn heal(&self);
+}
+
+impl Network for Proxy {
+    fn heal(&self) {
+        self.pass();
+        self.refuse(false);
+    }
+}
+
+/// A fault of a network of the type `N`.
+pub(crate) struct NetworkFault<N> {
+    pub(crate) what: &'static str,
+    pub(crate) promised: &'static str,
+    pub(crate) strike: fn(&N),
     /// `true` if the fault makes some store calls fail.
-    fails: bool,
+    pub(crate) fails: bool,
 }
 
 const LONG_DELAY: Duration = Duration::from_millis(600);
 
-const FAULTS: [NetworkFault; 7] = [
+pub(crate) const FAULTS: [NetworkFault<Proxy>; 7] = [
     NetworkFault {
         what: "answers 100 ms later",
-        promised: "Redis counts",
+        promised: "the store counts",
         strike: |proxy| proxy.set(Way::FromStore, Flow::Delay(DEADLINE / 4)),
         fails: false,
     },
@@ -65,20 +79,20 @@ const FAULTS: [NetworkFault; 7] = [
         fails: true,
     },
     NetworkFault {
-        what: "half closed from Redis",
+        what: "half closed from the store",
         promised: "every rule holds; a new connection",
         strike: |proxy| proxy.half_close(Way::FromStore),
         fails: false,
     },
     NetworkFault {
-        what: "half closed to Redis",
+        what: "half closed to the store",
         promised: "the same",
         strike: |proxy| proxy.half_close(Way::ToStore),
         fails: false,
     },
 ];
 
-fn check_during_fault(watch: &mut FaultWatch<'_>, fault: &NetworkFault) {
+fn check_during_fault<N>(watch: &mut FaultWatch<'_>, fault: &NetworkFault<N>) {
     let mut passed = 0;
     for number in 0..60 {
         let key = if number % 2 == 0 { "allow" } else { "error" };
@@ -98,35 +112,43 @@ fn wait_until_counting(service: &Service) {
     wait_until_ready(service);
 }
 
+/// Runs the faults one after the other, and prints a row for each. The service has the flags [`FLAGS`].
+pub(crate) fn watch_faults<N: Network>(service: &Service, network: &N, faults: &[NetworkFault<N>]) {
+    wait_until_ready(service);
+    println!(
+        "| what happened | promised | slowest answer | late answers | wrong answers | normal after |"
+    );
+    for fault in faults {
+        watch_fault(service, network, fault);
+    }
+}
+
+fn watch_fault<N: Network>(service: &Service, network: &N, fault: &NetworkFault<N>) {
+    wait_until_limit_enforced(service, &format!("before {}", fault.what));
+    let before = failures_of_any_kind(service);
+    let mut watch = FaultWatch::start(service, fault.what, fault.promised);
+    (fault.strike)(network);
+    check_during_fault(&mut watch, fault);
+    let late = watch.late_calls();
+    let failed = failures_of_any_kind(service) - before;
+    assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
+    // Five late calls open the circuit breaker. Replies that are only late close it again.
+    let is_silent = fault.fails && !fault.what.contains("later");
+    assert!(!is_silent || late <= 5, "{}: {late} late", fault.what);
+    let began = now();
+    network.heal();
+    wait_until_counting(service);
+    watch.finish_silent(began.elapsed());
+    wait_until_limit_enforced(service, &format!("after {}", fault.what));
+}
+
 #[test]
 fn network_faults_delay_no_decision_beyond_the_timeout() {
     for_a_day_with_a_minute_left();
     let (store, limits) = (Redis::start(), limits(LIMIT));
     let proxy = Proxy::before(Upstream::Unix(store.socket()));
     let service = serve(limits.path(), &format!("redis://{}", proxy.address()), &FLAGS);
-    wait_until_ready(&service);
-    println!(
-        "| what happened | promised | slowest answer | late answers | wrong answers | normal after |"
-    );
-    for fault in &FAULTS {
-        wait_until_limit_enforced(&service, &format!("before {}", fault.what));
-        let before = failures_of_any_kind(&service);
-        let mut watch = FaultWatch::start(&service, fault.what, fault.promised);
-        (fault.strike)(&proxy);
-        check_during_fault(&mut watch, fault);
-        let late = watch.late_calls();
-        let failed = failures_of_any_kind(&service) - before;
-        assert!(!fault.fails || 0 < failed, "{}: nothing failed", fault.what);
-        // Five late calls open the circuit breaker. Replies that are only late close it again.
-        let is_silent = fault.fails && !fault.what.contains("later");
-        assert!(!is_silent || late <= 5, "{}: {late} late", fault.what);
-        let began = now();
-        proxy.pass();
-        proxy.refuse(false);
-        wait_until_counting(&service);
-        watch.finish_silent(began.elapsed());
-        wait_until_limit_enforced(&service, &format!("after {}", fault.what));
-    }
+    watch_faults(&service, &proxy, &FAULTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
