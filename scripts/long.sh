@@ -98,6 +98,9 @@ check_image() { run image scripts/image.sh --compile; }
 # The commands of README and docs, run in an empty checkout.
 check_walk() { run walk scripts/walk.sh; }
 
+# Kubernetes, Envoy Gateway and Istio, with the service and the chart. Compiles them for 25 minutes, once.
+check_control_planes() { run control_planes scripts/control_planes.sh; }
+
 # Stops Redis for a minute under load.
 check_stall() { run stall cargo bench --locked --features jemalloc --bench backend -- stall; }
 
@@ -105,7 +108,7 @@ check_stall() { run stall cargo bench --locked --features jemalloc --bench backe
 check_benches() { run benches cargo bench --locked --features jemalloc; }
 
 checks=("$@")
-[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway image walk upgrade faults)
+[ ${#checks[@]} -gt 0 ] || checks=(benches keys stall fuzz memory ceilings specs leases stores envoys disconnects capacity fleet timing gateway control_planes image walk upgrade faults)
 for check in "${checks[@]}"; do
     declare -F "check_$check" >/dev/null || { echo "no check named $check" >&2; exit 2; }
     "check_$check"

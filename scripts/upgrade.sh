@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of fleets during an upgrade: every other replica is of the last release, and the others are of this
-# build. Envoy has the module of the last release.
+# build. Envoy has the module of the last release, then that of this build: it also meets services older than itself.
 #
 #   scripts/upgrade.sh             installs missing packages first, as scripts/test.sh
 #   scripts/upgrade.sh COMMIT      with another release
@@ -13,8 +13,8 @@ cd "$(dirname "$0")/.."
 # The last release. Set it to the commit of the tag after each minor release.
 last=${1:-f9fd6d927647ec32b28c9891c09f9778372eeea9}
 
-# Exact counters, leases, permits of shared and strict limits, tables and budgets; then the module's leases and permits.
-tests=(
+# Exact counters, leases, permits of shared and strict limits, tables and budgets.
+services=(
     store::redis::exact_limit::four_processes
     store::redis::leased_limits::leasing_processes_together
     store::redis::shared_concurrency::shared_limit_is_never_exceeded_during_faults
@@ -24,6 +24,9 @@ tests=(
     e2e::budgets::faults::ext_proc_never_exceeds
     e2e::fleet::nginx_releases_at_another_replica
     e2e::rollout::rolling_update
+)
+# Leases and permits.
+modules=(
     e2e::envoy_module::fleet::three_envoys_allow
     e2e::envoy_module::concurrency::fleet::three_envoys
 )
@@ -42,5 +45,7 @@ program=$PWD/target/last-release/debug
 )
 "$program/sluicegate" --version
 
-LAST_RELEASE_PROGRAM=$program/sluicegate LAST_RELEASE_MODULE=$program \
-    cargo test --locked --workspace --test all -- --test-threads 1 "${tests[@]}"
+export LAST_RELEASE_PROGRAM=$program/sluicegate
+run() { cargo test --locked --workspace --test all -- --test-threads 1 "$@"; }
+LAST_RELEASE_MODULE=$program run "${services[@]}" "${modules[@]}"
+run "${modules[@]}"
