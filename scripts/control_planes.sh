@@ -12,6 +12,7 @@ cd "$(dirname "$0")/.."
 kubernetes=v1.36.3
 gateway=github.com/envoyproxy/gateway/cmd/envoy-gateway@v1.9.1
 istio=istio.io/istio/pilot/cmd/pilot-discovery@v0.0.0-20260827124520-eed52ebb66ad
+pyyaml=6.0.3
 
 bin=$PWD/.tools/bin
 [ $# -gt 0 ] || set -- kubernetes gateway istio
@@ -43,14 +44,27 @@ cargo build --locked --workspace --bin sluicegate
 for which in "$@"; do
     case $which in
         kubernetes) install_kubernetes ;;
-        gateway) install_kubernetes && install_module envoy-gateway "$gateway" ;;
+        gateway)
+            install_kubernetes
+            install_module envoy-gateway "$gateway"
+            # The chart of Envoy Gateway.
+            GATEWAY_SOURCE=$(go mod download -json "${gateway/\/cmd\/envoy-gateway/}" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+            export GATEWAY_SOURCE
+            ;;
         istio) install_module pilot-discovery "$istio" ;;
         *) echo "no such control plane: $which; use kubernetes, gateway or istio" >&2; exit 2 ;;
     esac
 done
 
+python=python3
+if ! python3 -c 'import yaml' 2>/dev/null; then
+    python=.tools/control_planes/bin/python
+    python3 -m venv .tools/control_planes
+    "$python" -m pip install --quiet "pyyaml==$pyyaml"
+fi
+
 rm -rf target/control_planes
 for which in "$@"; do
     echo "==> $which"
-    python3 "tests/control_planes/$which.py"
+    "$python" "tests/control_planes/$which.py"
 done

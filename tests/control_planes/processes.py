@@ -99,9 +99,9 @@ def until(condition, what, *processes):
     raise AssertionError(f"no {what} within {PATIENCE} s; last: {last!r}\n{tails}")
 
 
-def get(port, path="/", headers=None):
+def get(port, path="/", headers=None, address="127.0.0.1"):
     """Sends a GET request to a port of this machine."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection(address, port, timeout=PATIENCE)
     try:
         connection.request("GET", path, headers=headers or {})
         reply = connection.getresponse()
