@@ -41,6 +41,14 @@ def gateway_chart():
     return documents(run(TOOLS / "helm", "template", "eg", chart, "--namespace", SYSTEM, "--include-crds"))
 
 
+def configuration():
+    """The page's configuration. Lua is for the tokens of gateway.py."""
+    manifest = of_page("ConfigMap", "envoy-gateway-config")
+    settings = yaml.safe_load(manifest["data"]["envoy-gateway.yaml"])
+    manifest["data"]["envoy-gateway.yaml"] = json.dumps({**settings, "extensionApis": {"enableLua": True}})
+    return manifest
+
+
 def first(kind, objects):
     return next(one for one in objects if one["kind"] == kind)
 
@@ -72,7 +80,7 @@ class System:
         for manifest in objects:
             if manifest["kind"] == "CustomResourceDefinition":
                 until(lambda one=manifest: self.cluster.is_served(one), f"API of {manifest['metadata']['name']}")
-        for manifest in [*objects, of_page("ConfigMap", "envoy-gateway-config")]:
+        for manifest in [*objects, configuration()]:
             self.cluster.apply(manifest)
         certificates = Pod(self.cluster, self.network, first("Job", objects))
         certificates.start()
