@@ -1,10 +1,10 @@
 """A mesh of Istio: pilot-discovery at a Kubernetes API server, with Istio's webhooks.
 
-The gateway is a stock Envoy with the node of an ingress gateway. Sluicegate has the Service, settings and limits that the
-chart renders with its preset `istio`, and two replicas at a Redis. The objects of the documentation are read from its
-pages. All of them run in a network of their own, on their usual ports.
+Sluicegate has the Service, settings and limits that the chart renders with its preset `istio`, and two replicas at a
+Redis, each with a sidecar that admits mutual TLS only. The upstream has none. The objects of the documentation are read
+from its pages. All processes run in a network of their own.
 
-Not covered: Istio's own build of Envoy, its sidecar injection, and mutual TLS.
+Not covered: Istio's sidecar injector. A `Sidecar` object opens the ports to which iptables would redirect.
 """
 
 import copy
@@ -12,23 +12,24 @@ import http.client
 import http.server
 import json
 import os
-import pathlib
 import re
 import subprocess
 import threading
-import urllib.parse
 
 import yaml
 
 from cluster import Cluster, documents, run
+from istio_proxy import SOURCE, Proxy
 from processes import PATIENCE, ROOT, TOOLS, Process, Reply, folder, get, until
 
 PROGRAM = os.environ.get("CONTROL_PLANES_PROGRAM", ROOT / "target/debug/sluicegate")
 CLUSTER = "outbound|8081||sluicegate.gate.svc.cluster.local"
 UPSTREAM = "outbound|80||upstream.shop.svc.cluster.local"
 ALLOWED, DENIED = "200 OK", "429 Too Many Requests"
-XDS, READY, GATEWAY_PORT, SIDECAR_PORT, UPSTREAM_PORT = 15010, 8080, 80, 8000, 8001
-REPLICAS, APPLICATION = ("10.244.7.11", "10.244.7.12"), "10.244.7.20"
+READY, GATEWAY_PORT, SIDECAR_PORT, UPSTREAM_PORT = 8080, 80, 8000, 8001
+REPLICAS, APPLICATION = {"sluicegate-0": "10.244.7.11", "sluicegate-1": "10.244.7.12"}, "10.244.7.20"
+# The listeners of Sluicegate behind the sidecar of a replica, on the loopback address.
+LOCAL_PORTS = [{"grpc": 18081, "http": 18080, "metrics": 19090}, {"grpc": 28081, "http": 28080, "metrics": 29090}]
 PILOT = {
     "POD_NAMESPACE": "istio-system",
     "REVISION": "default",
@@ -63,19 +64,28 @@ def rendered(chart, namespace, *flags):
                          "--kube-version", "1.36.3", *flags))
 
 
-def resource(kind, name, namespace, spec):
+def resource(kind, name, namespace, spec, group="networking"):
     metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": "networking.istio.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+    return {"apiVersion": f"{group}.istio.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def endpoints(name, namespace, addresses, ports):
-    """The EndpointSlice that a controller would create for a Service."""
+    """The EndpointSlice that a controller would create for a Service. `addresses` has the address of each pod."""
     return {
         "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
         "metadata": {"name": f"{name}-1", "namespace": namespace, "labels": {"kubernetes.io/service-name": name}},
         "ports": [{"name": name, "port": port, "protocol": "TCP"} for name, port in ports.items()],
-        "endpoints": [{"addresses": [address], "conditions": {"ready": True}} for address in addresses],
+        "endpoints": [{"addresses": [address], "conditions": {"ready": True},
+                       "targetRef": {"kind": "Pod", "name": pod, "namespace": namespace}}
+                      for pod, address in addresses.items()],
     }
+
+
+def inbound(labels, address, ports):
+    """The spec of a Sidecar whose ports forward to ports of the loopback address: (number, name, protocol): port."""
+    ingress = [{"port": {"number": number, "name": name, "protocol": protocol}, "bind": address, "captureMode": "NONE",
+                "defaultEndpoint": f"127.0.0.1:{port}"} for (number, name, protocol), port in ports.items()]
+    return {"workloadSelector": {"labels": labels}, "ingress": ingress, "egress": [{"hosts": ["gate/*"]}]}
 
 
 def changed(envoy_filter, domain=None, actions=None, **fields):
@@ -100,76 +110,27 @@ class Upstream(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Proxy:
-    """An Envoy as a workload of the mesh: its configuration is from pilot-discovery."""
-
-    def __init__(self, name, kind, address, namespace, metadata, admin):
-        self.name, self.admin = name, admin
-        self.node = f"{kind}~{address}~{name}.{namespace}~{namespace}.svc.cluster.local"
-        self.metadata = {"NAMESPACE": namespace, "INSTANCE_IPS": address, "CLUSTER_ID": "Kubernetes",
-                         "ISTIO_VERSION": "1.31.0", **metadata}
-        self.file = folder(f"istio-{name}") / "envoy.json"
-        self.configure()
-        arguments = [TOOLS / "envoy", "-c", self.file, "--concurrency", 1, "--disable-hot-restart"]
-        self.process = Process(f"istio-{name}", arguments)
-
-    def configure(self, **metadata):
-        """Writes the bootstrap, with more metadata of the node."""
-        http2 = {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": {
-            "@type": "type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-            "explicit_http_config": {"http2_protocol_options": {}}}}
-        endpoint = {"endpoint": {"address": socket_address(XDS)}}
-        xds = {"name": "xds", "connect_timeout": "1s", "typed_extension_protocol_options": http2,
-               "load_assignment": {"cluster_name": "xds", "endpoints": [{"lb_endpoints": [endpoint]}]}}
-        ads = {"ads": {}, "resource_api_version": "V3"}
-        stream = {"api_type": "DELTA_GRPC", "transport_api_version": "V3",
-                  "grpc_services": [{"envoy_grpc": {"cluster_name": "xds"}}]}
-        self.file.write_text(json.dumps({
-            "node": {"id": self.node, "cluster": self.name, "metadata": {**self.metadata, **metadata}},
-            "admin": {"address": socket_address(self.admin)},
-            "dynamic_resources": {"lds_config": ads, "cds_config": ads, "ads_config": stream},
-            "static_resources": {"clusters": [xds]},
-        }))
-
-    def stat(self, name):
-        """The value of a counter or gauge; 0 before Envoy counts it."""
-        path = "/stats?format=json&filter=" + urllib.parse.quote("^" + re.escape(name) + "$")
-        found = [one["value"] for one in json.loads(get(self.admin, path).body)["stats"] if "value" in one]
-        return found[0] if found else 0
-
-    def dump(self, what):
-        """The configuration that pilot-discovery has sent, as text."""
-        return get(self.admin, "/config_dump?resource=" + what).body.decode()
-
-    def cluster(self, name):
-        clusters = json.loads(self.dump("dynamic_active_clusters")).get("configs", [])
-        return next((one["cluster"] for one in clusters if one["cluster"]["name"] == name), None)
-
-
-def socket_address(port):
-    return {"socket_address": {"address": "127.0.0.1", "port_value": port}}
-
-
 class Mesh:
     """The processes and objects of the mesh. Each test asks from client addresses that no other test uses."""
 
     def __init__(self):
         self.addresses = (f"127.0.{third}.{last}" for third in range(1, 255) for last in range(1, 255))
         run("ip", "link", "set", "lo", "up")
-        for address in [*REPLICAS, APPLICATION]:
+        for address in [*REPLICAS.values(), APPLICATION]:
             run("ip", "address", "add", f"{address}/32", "dev", "lo")
         self.cluster = Cluster()
         self.cluster.install(ROOT / ".tools/crds/customresourcedefinitions.gen.yaml")
         for namespace in ["istio-system", "gate", "shop"]:
             self.cluster.namespace(namespace)
         self.redis = Process("istio-redis", ["redis-server", "--save", "", "--port", 6379])
-        server = http.server.ThreadingHTTPServer((APPLICATION, UPSTREAM_PORT), Upstream)
+        server = http.server.ThreadingHTTPServer(("0.0.0.0", UPSTREAM_PORT), Upstream)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         self.start_replicas()
         self.start_pilot()
+        self.start_sidecars()
         self.apply_objects()
         labels = {"istio": "ingressgateway", "app": "istio-ingressgateway"}
-        self.gateway = Proxy("gateway", "router", "10.244.7.2", "istio-system", {"LABELS": labels}, 15000)
+        self.gateway = Proxy(self.cluster, "gateway", "router", "10.244.7.2", "istio-system", labels, 8)
         until(lambda: self.ask().status == ALLOWED, "answer through the gateway", self.pilot, self.gateway.process)
 
     def start_replicas(self):
@@ -186,31 +147,56 @@ class Mesh:
         assert year.count("year") == 2, preset
         (limits / "mesh.yaml").write_text(preset)
         (limits / "year.yaml").write_text(year)
-        until(lambda: subprocess.run([PROGRAM, "fleet", "start", "--if-new", "--settings", settings],
-                                     capture_output=True, check=False).returncode == 0, "start of the fleet", self.redis)
+        start = [PROGRAM, "fleet", "start", "--if-new", "--settings", settings]
+        until(lambda: subprocess.run(start, capture_output=True, check=False).returncode == 0, "start of the fleet",
+              self.redis)
         self.replicas = [Process(f"istio-sluicegate-{at}", [
-            PROGRAM, "serve", "--settings", settings, "--limits-paths", limits, "--listen-host", address,
+            PROGRAM, "serve", "--settings", settings, "--limits-paths", limits, "--listen-host", "127.0.0.1",
             "--listen-admin-port", 0, "--listen-peer-port", 0, "--listen-drain-delay", "1s",
-        ]) for at, address in enumerate(REPLICAS)]
+            *(f"--listen-{name}-port={port}" for name, port in ports.items()),
+        ]) for at, ports in enumerate(LOCAL_PORTS)]
         self.wait_for_replicas()
-        service = chart["Service", "sluicegate"]
-        self.cluster.apply(service)
-        ports = {port["name"]: port["port"] for port in service["spec"]["ports"]}
-        self.cluster.apply(endpoints("sluicegate", "gate", REPLICAS, ports))
+        self.account, self.service = chart["ServiceAccount", "sluicegate"], chart["Service", "sluicegate"]
+        self.template = chart["Deployment", "sluicegate"]["spec"]["template"]
 
     def wait_for_replicas(self):
-        for process, address in zip(self.replicas, REPLICAS):
-            until(lambda at=address: get(8080, "/readyz", address=at).status == 200, "ready replica", process)
+        for process, ports in zip(self.replicas, LOCAL_PORTS):
+            until(lambda port=ports["http"]: get(port, "/readyz").status == 200, "ready replica", process)
+
+    def start_sidecars(self):
+        """Starts the sidecars of Sluicegate, and applies the objects of its pods and its Service."""
+        self.cluster.apply(resource("PeerAuthentication", "default", "gate", {"mtls": {"mode": "STRICT"}}, "security"))
+        self.cluster.apply(self.account)
+        ports = self.service["spec"]["ports"]
+        for at, (name, address) in enumerate(REPLICAS.items()):
+            labels = {**self.template["metadata"]["labels"], "replica": name}
+            injected = {**labels, "security.istio.io/tlsMode": "istio"}
+            self.apply_pod(name, "gate", address, injected, self.template["spec"])
+            self.cluster.apply(resource("Sidecar", name, "gate", inbound({"replica": name}, address, {
+                (port["port"], port["name"], port["appProtocol"].upper()): LOCAL_PORTS[at][port["name"]]
+                for port in ports})))
+            Proxy(self.cluster, name, "sidecar", address, "gate", labels, at, self.account["metadata"]["name"])
+        self.cluster.apply(self.service)
+        self.cluster.apply(endpoints("sluicegate", "gate", REPLICAS, {port["name"]: port["port"] for port in ports}))
+
+    def apply_pod(self, name, namespace, address, labels, spec):
+        """A running pod."""
+        metadata = {"name": name, "namespace": namespace, "labels": labels}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}
+        running = self.cluster.apply(pod)
+        running["status"] = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}],
+                             "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cluster.call("PUT", f"{self.cluster.path(pod)}/status", running)
 
     def start_pilot(self):
         """Starts pilot-discovery, then the webhooks of Istio's charts."""
         mesh = folder("istio-pilot") / "mesh.yaml"
-        mesh.write_text(json.dumps({"enableTracing": False, "enableAutoMtls": False}))
+        mesh.write_text(json.dumps({"enableTracing": False}))
         self.pilot = Process("istio-pilot", [
             TOOLS / "pilot-discovery", "discovery", "--kubeconfig", self.cluster.kubeconfig, "--meshConfig", mesh,
             "--namespace", "istio-system", "--httpAddr", f"127.0.0.1:{READY}", "--shutdownDuration", "1s"], PILOT)
         self.wait_for_pilot()
-        charts = pathlib.Path(os.environ["ISTIO_SOURCE"]) / "manifests/charts"
+        charts = SOURCE / "manifests/charts"
         url = "base.validationURL=https://localhost:15017/validate"
         objects = [one for chart in [charts / "base", charts / "istio-control/istio-discovery"]
                    for one in rendered(chart, "istio-system", "--set", url)]
@@ -228,9 +214,11 @@ class Mesh:
 
     def apply_objects(self):
         port = {"name": "http", "port": 80, "appProtocol": "http"}
-        self.cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "upstream", "namespace": "shop"},
-                            "spec": {"ports": [port]}})
-        self.cluster.apply(endpoints("upstream", "shop", [APPLICATION], {"http": UPSTREAM_PORT}))
+        metadata = {"name": "upstream", "namespace": "shop"}
+        containers = [{"name": "upstream", "image": "upstream"}]
+        self.apply_pod("upstream", "shop", APPLICATION, {}, {"containers": containers})
+        self.cluster.apply({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"ports": [port]}})
+        self.cluster.apply(endpoints("upstream", "shop", {"upstream": APPLICATION}, {"http": UPSTREAM_PORT}))
         listener = {"port": {"number": GATEWAY_PORT, "name": "http", "protocol": "HTTP"}, "hosts": ["*"]}
         destination = {"host": "upstream.shop.svc.cluster.local", "port": {"number": 80}}
         self.cluster.apply(resource("Gateway", "ingress", "istio-system", {
@@ -242,11 +230,9 @@ class Mesh:
 
     def start_sidecar(self, namespace, labels):
         """Starts the sidecar of a workload: its inbound port forwards to the upstream."""
-        inbound = {"port": {"number": SIDECAR_PORT, "protocol": "HTTP", "name": "http"}, "bind": "127.0.0.1",
-                   "captureMode": "NONE", "defaultEndpoint": f"127.0.0.1:{UPSTREAM_PORT}"}
-        self.cluster.apply(resource("Sidecar", "sidecar", namespace, {
-            "workloadSelector": {"labels": labels}, "ingress": [inbound], "egress": [{"hosts": ["gate/*"]}]}))
-        self.sidecar = Proxy("sidecar", "sidecar", "10.244.7.3", namespace, {"LABELS": labels}, 15001)
+        ports = {(SIDECAR_PORT, "http", "HTTP"): UPSTREAM_PORT}
+        self.cluster.apply(resource("Sidecar", "sidecar", namespace, inbound(labels, "127.0.0.1", ports)))
+        self.sidecar = Proxy(self.cluster, "sidecar", "sidecar", "10.244.7.3", namespace, labels, 9)
 
     def address(self):
         """A client address without a counter."""
