@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 
 kubernetes=v1.36.3
 gateway=github.com/envoyproxy/gateway/cmd/envoy-gateway@v1.9.1
-istio=istio.io/istio/pilot/cmd/pilot-discovery@v0.0.0-20260827124520-eed52ebb66ad
+istio=istio.io/istio@v0.0.0-20260827124520-eed52ebb66ad
 pyyaml=6.0.3
 
 bin=$PWD/.tools/bin
@@ -51,7 +51,17 @@ for which in "$@"; do
             GATEWAY_SOURCE=$(go mod download -json "${gateway/\/cmd\/envoy-gateway/}" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
             export GATEWAY_SOURCE
             ;;
-        istio) install_module pilot-discovery "$istio" ;;
+        istio)
+            install_kubernetes
+            for program in pilot-discovery pilot-agent; do
+                install_module "$program" "${istio/@//pilot/cmd/$program@}"
+            done
+            # The charts of Istio, and the bootstrap of its images.
+            ISTIO_SOURCE=$(go mod download -json "$istio" | sed -n 's/.*"Dir": "\(.*\)".*/\1/p')
+            export ISTIO_SOURCE
+            # The module.
+            cargo build --locked --workspace --lib
+            ;;
         *) echo "no such control plane: $which; use kubernetes, gateway or istio" >&2; exit 2 ;;
     esac
 done

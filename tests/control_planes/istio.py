@@ -1,10 +1,11 @@
-"""Sluicegate in a mesh of Istio, with the objects of docs/with/istio.md.
+"""Sluicegate in a mesh of Istio, with the objects of docs/with/istio.md and docs/guides/limits-inside-envoy.md.
 
 The tests run in the order of their names, and stop at the first failure. The mesh is in istio_mesh.py.
 """
 
 import json
 import os
+import pathlib
 import signal
 import sys
 import unittest
@@ -12,7 +13,8 @@ import unittest
 import yaml
 
 from cluster import Refused
-from istio_mesh import ALLOWED, CLUSTER, DENIED, SIDECAR_PORT, UPSTREAM, Mesh, blocks, changed, page_object
+from istio_mesh import (ALLOWED, CLUSTER, DENIED, LOCAL_PORTS, PROGRAM, SIDECAR_PORT, UPSTREAM, Mesh, blocks, changed,
+                        page_object)
 from processes import get, until
 
 PAGE = "docs/with/istio.md"
@@ -243,6 +245,21 @@ class Istio(unittest.TestCase):
 
         until(lambda: ask("192.0.2.1") == DENIED, "denial by the sidecar", self.mesh.sidecar.process)
         self.assertEqual([ask("192.0.2.2") for _ in range(LIMIT + 1)], [ALLOWED] * LIMIT + [DENIED])
+
+    def test_16_the_module_limits_inside_the_gateway(self):
+        self.mesh.cluster.delete(self.filter)
+        inside = page_object("docs/guides/limits-inside-envoy.md", "EnvoyFilter")
+        value = inside["spec"]["configPatches"][0]["patch"]["value"]["typed_config"]["filter_config"]["value"]
+        # The page's service has TLS.
+        value.update({"domain": "mesh-year", "service": {"address": f"127.0.0.1:{LOCAL_PORTS[0]['grpc']}"}})
+        gateway = self.mesh.gateway
+        gateway.process.environment["ENVOY_DYNAMIC_MODULES_SEARCH_PATH"] = str(pathlib.Path(PROGRAM).parent)
+        gateway.process.restart()
+        address = self.mesh.address()
+        until(lambda: set(self.statuses(LIMIT + 1, address)) == {ALLOWED}, "gateway without limits", gateway.process)
+        self.apply(inside)
+        until(lambda: self.mesh.ask(address).status == DENIED, "denial by the module", gateway.process)
+        self.assertEqual(self.mesh.ask().status, ALLOWED)
 
 
 if __name__ == "__main__":
