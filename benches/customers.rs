@@ -12,6 +12,9 @@
 #[path = "../tests/support/dice.rs"]
 #[allow(dead_code, reason = "made for the tests, which use the rest")]
 mod dice;
+#[path = "../tests/support/namespace.rs"]
+#[allow(dead_code, reason = "made for the tests, which use the rest")]
+mod namespace;
 #[path = "../tests/support/ports.rs"]
 #[allow(dead_code, reason = "made for the tests, which use the rest")]
 mod ports;

@@ -14,6 +14,9 @@
 #[path = "support/charges.rs"]
 #[allow(dead_code, reason = "made for another bench, too")]
 mod charges;
+#[path = "../tests/support/namespace.rs"]
+#[allow(dead_code, reason = "made for the tests, which use the rest")]
+mod namespace;
 #[path = "../tests/support/postgres.rs"]
 #[allow(
     dead_code,

@@ -113,6 +113,7 @@ fn wait_until_counting(service: &Service) {
 }
 
 /// Runs the faults one after the other, and prints a row for each. The service has the flags [`FLAGS`].
+#[expect(clippy::print_stdout, reason = "what was seen is what a test of a fault is for")]
 pub(crate) fn watch_faults<N: Network>(service: &Service, network: &N, faults: &[NetworkFault<N>]) {
     wait_until_ready(service);
     println!(
