@@ -1,7 +1,8 @@
 //! Tables in files: swaps, half files, and the copy on disk.
 
 use std::fs;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::num::NonZeroU32;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -260,7 +261,7 @@ async fn changes_arrive_although_the_full_reads_are_refused() {
 /// Answers one request with each of `replies`, over a connection of its own. The last reply stays.
 /// Returns the URL, and the requests.
 fn serve_replies(replies: Vec<String>) -> (String, Arc<Mutex<Vec<String>>>) {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/customers", listener.local_addr().unwrap());
     let requests = Arc::new(Mutex::new(Vec::new()));
     let seen = Arc::clone(&requests);
@@ -269,18 +270,24 @@ fn serve_replies(replies: Vec<String>) -> (String, Arc<Mutex<Vec<String>>>) {
         let mut reply = String::new();
         for stream in listener.incoming() {
             let mut stream = stream.unwrap();
-            let mut request = Vec::new();
-            while !request.ends_with(b"\r\n\r\n") {
-                let mut byte = [0];
-                stream.read_exact(&mut byte).unwrap();
-                request.push(byte[0]);
-            }
-            seen.lock().push(String::from_utf8(request).unwrap());
+            // A client may be dropped at any time.
+            let Ok(request) = read_request(&mut stream) else { continue };
+            seen.lock().push(request);
             reply = replies.next().unwrap_or(reply);
-            stream.write_all(reply.as_bytes()).unwrap();
+            let _ = stream.write_all(reply.as_bytes());
         }
     });
     (url, requests)
+}
+
+fn read_request(stream: &mut TcpStream) -> io::Result<String> {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte)?;
+        request.push(byte[0]);
+    }
+    Ok(String::from_utf8(request).unwrap())
 }
 
 fn reply(status: &str, headers: &str, body: &str) -> String {

@@ -16,7 +16,7 @@ use super::super::super::stepwise_upstream::{Visit, Visits};
 use super::super::{VERSIONS, launch};
 use super::{
     REJECTED, api_key, configuration, fleet_page, in_flight, open, proxies_of, status,
-    wait_for_permit,
+    wait_for_permit, wait_for_waiting,
 };
 use crate::support::service::Service;
 use crate::support::waiting::until;
@@ -36,6 +36,7 @@ descriptors:
 
 /// Requests of one key, which end in the same way.
 struct Ending<'s> {
+    service: &'s Service,
     envoy: &'s Envoy,
     upstream: &'s Visits,
     key: &'s str,
@@ -48,23 +49,9 @@ impl Ending<'_> {
 
     /// Sends a request and waits until it waits in the queue.
     fn open_waiting(&self, path: &str) -> TcpStream {
-        let waits = || self.envoy.counter("dynamicmodulescustom.waits");
-        let before = waits();
         let client = self.open(path, "");
-        let is_waiting = || if before < waits() { Ok(()) } else { Err(self.envoy.log()) };
-        until("a waiting request", is_waiting).unwrap();
+        wait_for_waiting(self.service, 1);
         client
-    }
-
-    /// Waits until Envoy has this number of requests in flight or in the queue.
-    fn wait_for_active(&self, count: u64) {
-        until("active requests", || {
-            match self.envoy.counter("http.ingress.downstream_rq_active") {
-                active if active == count => Ok(()),
-                active => Err(active.to_string()),
-            }
-        })
-        .unwrap();
     }
 
     fn get(&self, path: &str) -> u16 {
@@ -183,7 +170,8 @@ fn client_leaves_the_queue(ending: &Ending<'_>) {
     let queued = ending.open_waiting("/");
     assert_eq!(ending.get("/local"), REJECTED, "the queue is full");
     drop(queued);
-    ending.wait_for_active(1);
+    // Another thread of Envoy frees the place in the queue.
+    wait_for_waiting(ending.service, 0);
     let next = ending.open_waiting("/local");
     visit.answer();
     assert_eq!((status(&client), status(&next)), (200, 204));
@@ -231,7 +219,7 @@ fn every_ending_releases_the_permit_in_each_supported_envoy() {
         let mut envoy = Envoy::launch(text, 0, &launch(version));
         wait_for_permit(&envoy);
         for (key, end) in ENDINGS {
-            let ending = Ending { envoy: &envoy, upstream: &upstream, key };
+            let ending = Ending { service: &service, envoy: &envoy, upstream: &upstream, key };
             ending.wait_for_status("/local", 204);
             end(&ending);
             ending.expect_free();
