@@ -2,8 +2,9 @@
 # Builds the book: docs/ as pages, plus the repository files that they link to. So no link leaves
 # the book.
 #
-#   scripts/book.sh          into target/book; the first page is target/book/docs/index.html
-#   scripts/book.sh DIR      into DIR, which must be empty or missing
+#   scripts/book.sh              into target/book; the first page is target/book/docs/index.html
+#   scripts/book.sh DIR          into DIR, which must be empty or missing
+#   scripts/book.sh --install    only installs mdbook
 #
 # A warning of mdbook is an error here. Tests follow its links in a browser (docs::book).
 set -Eeuo pipefail
@@ -17,6 +18,7 @@ if ! "$mdbook" --version 2>/dev/null | grep -qx "mdbook v$version"; then
     CARGO_PROFILE_DEV_DEBUG=false cargo install --locked --quiet --debug --root .tools/mdbook mdbook \
         --version "$version" --no-default-features --features search
 fi
+[ "${1:-}" != --install ] || exit 0
 
 to=${1:-target/book}
 [ $# -gt 0 ] || rm -rf "$to"
