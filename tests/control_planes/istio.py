@@ -6,7 +6,6 @@ The tests run in the order of their names, and stop at the first failure. The me
 import json
 import os
 import pathlib
-import signal
 import sys
 import unittest
 
@@ -197,11 +196,11 @@ class Istio(unittest.TestCase):
         until(lambda: '"0.250s"' in self.mesh.gateway.dump("dynamic_listeners"), "timeout of the page")
         before = self.passed_without_decision()
         for replica in self.mesh.replicas:
-            replica.send(signal.SIGSTOP)
+            replica.freeze()
         self.assertEqual(self.mesh.ask(used_up).status, ALLOWED)
         self.assertEqual(self.passed_without_decision() - before, 1)
         for replica in self.mesh.replicas:
-            replica.send(signal.SIGCONT)
+            replica.thaw()
         self.use_yearly_limits()
 
     def test_13_forwarded_addresses_count_only_with_trusted_proxies(self):

@@ -46,6 +46,14 @@ class Process:
         if self.is_running():
             self.process.send_signal(number)
 
+    def freeze(self):
+        """Stops all threads until `thaw`. The signal alone may take a while on a busy machine."""
+        self.send(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
+
+    def thaw(self):
+        self.send(signal.SIGCONT)
+
     def kill(self):
         self.send(signal.SIGKILL)
         self.process.wait()
