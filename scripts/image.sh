@@ -34,8 +34,8 @@ done <<<"$copied"
 
 # The manifests name only copied files, and every source file that the compiler read is copied.
 (cd "$root" && cargo metadata --locked --offline --no-deps --format-version 1 >/dev/null)
-cargo build --locked --quiet --bin sluicegate
-cargo build --locked --quiet --package sluicegate-envoy
+# With the features of the tests, whose build is there.
+cargo build --locked --quiet --workspace --bin sluicegate --lib
 target=${CARGO_TARGET_DIR:-target}
 
 # check_sources NAME LEAST: the sources of the build NAME are copied; there are more than LEAST.

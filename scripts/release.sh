@@ -88,9 +88,8 @@ compile() {
         # One build with common features, without dependencies that are compiled twice.
         "${build[@]}" --package sluicegate --package sluicegate-envoy --bin sluicegate --lib
     elif [ -n "$cheap" ]; then
-        # These builds are there, from scripts/image.sh.
-        "${build[@]}" --bin sluicegate
-        "${build[@]}" --package sluicegate-envoy
+        # This build is there, from scripts/image.sh. With a date, build scripts would run again.
+        env --unset=SOURCE_DATE_EPOCH "${build[@]}" --workspace --bin sluicegate --lib
     else
         profile=dist
         build+=(--profile dist --config 'profile.dist.strip="debuginfo"')

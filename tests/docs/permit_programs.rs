@@ -85,13 +85,14 @@ fn the_go_handler_limits_requests_in_flight() {
 
     let ask = |key| http1::get(address, "/", &[("x-api-key", key)]).unwrap();
     let mut slow = TcpStream::connect(address).unwrap();
-    slow.write_all(b"POST / HTTP/1.0\r\nx-api-key: a\r\ncontent-length: 1\r\n\r\n").unwrap();
-    until("the slow request has the permit", || match ask("a").status {
-        429 => Ok(()),
-        status => Err(status.to_string()),
-    })
-    .unwrap();
+    let head = "POST / HTTP/1.1\r\nhost: handler\r\nx-api-key: a\r\nconnection: close\r\ncontent-length: 1\r\n";
+    slow.write_all([head, "expect: 100-continue\r\n\r\n"].concat().as_bytes()).unwrap();
+    // The handler asks for the body when it has the permit.
+    let mut interim = [0; b"HTTP/1.1 100 Continue\r\n\r\n".len()];
+    slow.read_exact(&mut interim).unwrap();
+    assert!(interim.starts_with(b"HTTP/1.1 100 "), "{}", String::from_utf8_lossy(&interim));
     let denied = ask("a");
+    assert_eq!(denied.status, 429);
     assert_eq!((denied.header("retry-after"), denied.text().trim()), (Some("1"), "too many"));
     assert_eq!(ask("b").status, 200, "another key has its own permits");
     slow.write_all(b"!").unwrap();
