@@ -135,7 +135,7 @@ fn lose_primary(
 fn killed_primary_fails_over_without_late_decisions() {
     let fault = PrimaryFault {
         what: "sentinels, primary `kill -9`",
-        promised: "every question in time; what the replica had is not forgotten",
+        promised: "no late decision; replicated hits are kept",
         flags: &[],
     };
     let back = |watched: &mut Watched| watched.primary.start_again();
@@ -147,7 +147,7 @@ fn killed_primary_fails_over_without_late_decisions() {
 fn stopped_primary_is_not_used_after_it_resumes() {
     let fault = PrimaryFault {
         what: "sentinels, primary SIGSTOP, later SIGCONT",
-        promised: "the same; the old one is not gone back to",
+        promised: "the same; no return to the old primary",
         flags: &["--store-timeout", "500ms"],
     };
     let back = |watched: &mut Watched| watched.primary.signal("CONT");
@@ -159,7 +159,7 @@ fn stopped_primary_is_not_used_after_it_resumes() {
 fn after_a_manual_failover_the_old_primary_is_not_used() {
     let fault = PrimaryFault {
         what: "sentinels, failover by hand",
-        promised: "the same; the old one is left though it lives",
+        promised: "the same; no calls to the old primary",
         flags: &[],
     };
     let (_, service) = lose_primary(&fault, |_| {}, |_| {});
