@@ -26,7 +26,7 @@ const FAULTS: [NetworkFault<Namespace>; 3] = [
     },
     NetworkFault {
         what: "packets from the store are lost",
-        promised: "the same; what was charged stays",
+        promised: "the same; charged hits stay",
         strike: Namespace::cut_from_inside,
         fails: true,
     },

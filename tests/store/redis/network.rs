@@ -65,7 +65,7 @@ pub(crate) const FAULTS: [NetworkFault<Proxy>; 7] = [
     },
     NetworkFault {
         what: "answers are lost",
-        promised: "the same; what was charged stays",
+        promised: "the same; charged hits stay",
         strike: |proxy| proxy.set(Way::FromStore, Flow::Lose),
         fails: true,
     },
